@@ -930,6 +930,26 @@ static int all_zero(const double *x, int64_t n) {
     return 1;
 }
 
+static int zero_in(const dp_problem *p, const double *o, int head) {
+    int zero = 1;
+    for (int64_t t = 0; t < p->T && zero; t++)
+        zero = all_zero(o + (t * p->HV + head) * p->V, p->V);
+    return zero;
+}
+
+/* The first head of o that is zero where the reference is not, or costs too much; -1: none. */
+static int zero_head(const dp_problem *p, int N, const double *o) {
+    dp_err e = {0};
+    DP_FREED(dp_sim_free) dp_sim ref = {0};
+    int known = reference_seconds(p) > AFFORDABLE ? -1 : 0;
+    for (int h = 0; h < p->HV; h++) {
+        if (!zero_in(p, o, h)) continue;
+        if (!known) known = dp_sim_reference(&ref, p, DP_CHUNK, N, NULL, 0, &e) ? -1 : 1;
+        if (known < 0 || !zero_in(p, *dp_result_at(&ref.out, DP_RESULT_O), h)) return h;
+    }
+    return -1;
+}
+
 static int inputs_are_finite(const dp_problem *p) {
     for (int i = 0; i < DP_NINPUTS; i++)
         if (dp_input_of(p, i) && any_not_finite(dp_input_of(p, i), dp_input_count(p, i))) return 0;
@@ -938,8 +958,8 @@ static int inputs_are_finite(const dp_problem *p) {
 
 /* Why results of foreign code prove nothing: zeros, and numbers that are none, keep every property
  * whatever else is wrong. "": they may. */
-static void proves_nothing(const dp_check_subject *s, const dp_problem *p, const dp_result *r,
-                           char *why, size_t size) {
+static void proves_nothing(const dp_check_subject *s, const dp_problem *p, int N,
+                           const dp_result *r, char *why, size_t size) {
     *why = 0;
     if (!s->library || r->memory || !inputs_are_finite(p)) return;
     for (int f = 0; f < DP_NRESULTS && !*why; f++) {
@@ -948,10 +968,13 @@ static void proves_nothing(const dp_check_subject *s, const dp_problem *p, const
         const int never_zero =
             f == DP_RESULT_O || f == DP_RESULT_DQ || f == DP_RESULT_DK || f == DP_RESULT_DV;
         int64_t rows, width;
+        int head;
         if (!x) continue;
         dp_result_shape(p, f, &rows, &width);
         if (never_zero && all_zero(x, rows * width))
             snprintf(why, size, "%s is zero", name);
+        else if (f == DP_RESULT_O && (head = zero_head(p, N, x)) >= 0)
+            snprintf(why, size, "o of head %d is zero", head);
         else if (any_not_finite(x, rows * width))
             snprintf(why, size, "%s has entries that are not finite", name);
     }
@@ -1034,7 +1057,7 @@ dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, i
         return settle(st, s, &out->c[0], e);
     }
     char nothing[96] = "";
-    if (!st) proves_nothing(s, p, &base.r, nothing, sizeof nothing);
+    if (!st) proves_nothing(s, p, N, &base.r, nothing, sizeof nothing);
     for (int i = 0; i < DP_NCHECKS && !st; i++) {
         const double t0 = omp_get_wtime();
         if (only && !dp_is_listed(dp_check_names[i], only, ',')) continue;

@@ -78,6 +78,16 @@ def test_zeros_and_nan_keep_every_property_and_prove_nothing(factor: float, why:
     assert "NOTHING CHECKED" in str(raised.value)
 
 
+def test_zeros_of_a_head_keep_every_property_and_prove_nothing() -> None:
+    def fn(q, k, v, g, beta):  # noqa: ANN001, ANN202
+        o, _ = kda(q, k, v, g, beta)
+        o[:, 1] = 0
+        return o
+
+    with pytest.raises(RuntimeError, match=r"o of head 1 is zero"):
+        check(fn, base="fp32", tokens=32)
+
+
 def test_a_kernel_without_packing_is_seen() -> None:
     found = verdicts(without_packing, tokens=160)
     assert found["packed"] == "fail" and found["causality"] == "bitwise"
