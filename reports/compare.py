@@ -356,6 +356,15 @@ def write(path: str | None, comparison: dict[str, Any]) -> None:
         files.write(path, text.encode())
 
 
+def forget(path: str) -> None:
+    """An earlier comparison would stand for one that is refused."""
+    with contextlib.suppress(OSError, ValueError):
+        with open(path, encoding="utf-8") as f:
+            own = '"deltaproof-comparison"' in f.read(64)
+        if own:
+            os.unlink(path)
+
+
 def load(path: str) -> Record:
     """A record of which each run names a tensor once."""
     path = os.path.join(path, many.NAME) if os.path.isdir(path) else path
@@ -397,6 +406,8 @@ def main(argv: list[str]) -> int:
     try:
         if to_file and not os.access(os.path.dirname(os.path.abspath(a.json)), os.W_OK):
             raise Malformed(f"{a.json}: cannot be written")
+        if to_file:
+            forget(a.json)
         old, new, *again = map(load, [*a.records, *a.again])
         return Comparison(old, new, again, a).run()
     except Malformed as e:

@@ -8,6 +8,7 @@
 #include "ref/bound/carried.h"
 #include "ref/files/output.h"
 #include "ref/vocabulary/text.h"
+#include "write_record.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -172,7 +173,9 @@ int dp_cmd_carry(int argc, char **argv) {
                "within its sound bound, 1 one is not, 2 could not run."};
     dp_err e = {0};
     int rc = 0, broken = 0;
+    dp_old_outputs_expect(argc, argv);
     dp_parse(&a, argc, argv, &o);
+    dp_old_outputs_forget();
     if (dp_output_check(o.of.json, &e)) return dp_refuse(&e);
     json_t *list = json_array();
     for (int i = 0; i < o.of.nname && !rc; i++) {

@@ -205,6 +205,7 @@ int dp_cmd_check(int argc, char **argv) {
     int count[DP_NVERDICTS] = {0}, rc = 0;
     dp_old_outputs_expect(argc, argv);
     dp_parse(&a, argc, argv, &o);
+    dp_old_outputs_remove(NULL, o.of.json);
     dp_old_outputs_forget();
     if (o.of.nbackend) o.s.backend = o.of.backend[0];
     if (open_subject(&o, &e)) return refuse(&e);
@@ -219,7 +220,6 @@ int dp_cmd_check(int argc, char **argv) {
         dp_fail(&e, DP_EDEVICE, "--backend %s: %s", dp_backend_names[o.s.backend], no);
         rc = refuse(&e);
     }
-    if (!rc) dp_old_outputs_remove(NULL, o.of.json);
     for (int i = 0; i < o.of.nname && !rc; i++) {
         DP_OWN char *path = dp_case_path(dp_options_folder(&o.of), o.of.name[i]);
         if (check_case(path, &o, count, list, &e)) rc = refuse(&e);

@@ -478,11 +478,11 @@ int dp_cmd_differ(int argc, char **argv) {
     json_t *list = json_array();
     dp_old_outputs_expect(argc, argv);
     dp_parse(&a, argc, argv, &o);
+    dp_old_outputs_remove(NULL, o.of.json);
     dp_old_outputs_forget();
     dp_status st = dp_output_check(o.of.json, &e);
     for (int k = 0; k < 2 && !st; k++)
         st = open_side(&o, k, &e);
-    if (!st) dp_old_outputs_remove(NULL, o.of.json);
     for (int i = 0; i < o.of.nname && !st && !e.code; i++) {
         const int one = one_case(&o, o.of.name[i], list, &e);
         if (one > rc) rc = one;

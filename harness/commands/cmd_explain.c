@@ -3,6 +3,7 @@
  * Exit status 0 explained, 2 not. */
 #include "commands.h"
 #include "options.h"
+#include "ref/vocabulary/problem.h"
 
 #include <argp.h>
 #include <stdio.h>
@@ -61,7 +62,9 @@ static int explain(const options *o, const char *record) {
 }
 
 static int explain_again(const options *o) {
-    char path[] = "/tmp/deltaproof-explain-XXXXXX";
+    const char *set = getenv("TMPDIR");
+    DP_OWN char *path = NULL;
+    if (asprintf(&path, "%s/deltaproof-explain-XXXXXX", set && *set ? set : "/tmp") < 0) abort();
     const int fd = mkstemp(path);
     if (fd < 0) {
         fprintf(stderr, "deltaproof: %s: cannot be made\n", path);

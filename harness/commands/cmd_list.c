@@ -275,6 +275,16 @@ static const struct argp_option OPTIONS[] = {
     DP_FLAG("schema", schema, "print the fields of a record as JSON Schema"),
     {0}};
 
+/* Arguments that the list would not read. */
+static void refuse_unread(const options *o, struct argp_state *st) {
+    const int texts = o->keys + o->recurrences + o->schema,
+              lists = texts + o->faults + o->tensors + o->exchanges + !!o->of_what.lengths;
+    if (lists > 1) argp_error(st, "one list at a time");
+    if (lists && o->of.nname) argp_error(st, "%s: is part of a case's name", o->of.name[0]);
+    if (texts && o->of.json)
+        argp_error(st, "--json %s: goes without --keys, --recurrences, --schema", o->of.json);
+}
+
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
     dp_priced *x = &o->of_what;
@@ -285,6 +295,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_V: x->V = (int)dp_option_number(st, "V", arg, 1, 256); break;
     case OPT_DEVICE: break; /* the script reads it */
     case OPT_SMS: x->sms = (int)dp_option_number(st, "multiprocessors", arg, 1, 4096); break;
+    case ARGP_KEY_END: refuse_unread(o, st); break;
     default: return dp_option(key, arg, st, &o->of);
     }
     return 0;

@@ -70,7 +70,7 @@ static void remove_folder(const char *folder) {
         remove_file(folder, name[i]);
 }
 
-/* A record, or the list of a check or of differ. */
+/* A record, or the list of check, differ or carry. */
 static int is_own(const char *path) {
     static const char *const begin[] = {"{\"schema\":\"deltaproof-record\"", "[\n {\n  \"case\": "};
     char got[32] = "";

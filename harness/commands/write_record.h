@@ -15,8 +15,8 @@ int dp_record_finish(const dp_options *o, const dp_record *rec);
 /* Outputs of an earlier command are removed before anything is computed, so that a program which
  * ends early leaves no older verdict. The folder (NULL: none) loses record, junit.xml, summary.md,
  * page, and the figures that the page shows. Nothing else in it is this program's. json: a file
- * that the command writes, or NULL. It stays if it is no record, and no list of `check` or
- * `differ`. */
+ * that the command writes, or NULL. It stays if it is no record, and no list of `check`,
+ * `differ` or `carry`. */
 void dp_old_outputs_remove(const char *folder, const char *json);
 /* The same at the program's end, if that is a failure before _forget. The arguments, which may be
  * wrong, name the folder as --out and the file as --json. */

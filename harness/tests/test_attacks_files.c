@@ -186,6 +186,9 @@ DP_TEST(attacks_files, a_command_that_ends_early_leaves_no_older_results) {
         "$P judge --inputs none --outputs none --base bf16 --json j",
         "$P check nothing --json j",
         "$P check tiny.case --only none --json j",
+        "$P check tiny.case --subject ./none.so --json j",
+        "$P carry tiny.case --steps none --json j",
+        "$P differ tiny.case --subject ./none.so --backend sim --json j",
         "$P differ tiny.case --base bf17 --json j",
         "$P differ nothing --backend sim --base fp32 --backend sim --base fp32 --json j"};
     static const char *const old[] = {"{\"schema\":\"deltaproof-record\",\"OLDER\":1}",

@@ -223,6 +223,26 @@ DP_TEST(program, list_names_every_case_keys_and_faults) {
     CHECK(run("list --faults") == 0 && strstr(out, "merge-nearest-first"), "%s", out);
 }
 
+DP_TEST(program, list_refuses_what_it_would_not_read) {
+    static const struct {
+        const char *args, *says;
+    } row[] = {{"list --keys --json -", "--json -: goes without"},
+               {"list --recurrences --json -", "--json -: goes without"},
+               {"list --schema --json -", "--json -: goes without"},
+               {"list --exchanges --pieces 100", "one list at a time"},
+               {"list --keys --faults --json -", "one list at a time"},
+               {"list kda --faults", "kda: is part of a case's name"}};
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++)
+        CHECK(run(row[i].args) == 2 && strstr(out, row[i].says), "%s: %s", row[i].args, out);
+}
+
+DP_TEST(program, explain_keeps_its_record_below_tmpdir) {
+    char cmd[1024];
+    snprintf(cmd, sizeof cmd, "TMPDIR=/nowhere '%s' explain smoke-kda:ranks=1", gt_program());
+    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "/nowhere/deltaproof-explain-"), "%s",
+          out);
+}
+
 DP_TEST(program, a_record_replays_bit_for_bit) {
     json_t *all = record("smoke-kda");
     REQUIRE(all, "no record");

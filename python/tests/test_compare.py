@@ -231,6 +231,16 @@ def test_the_program_hands_its_words_on(tmp_path: Path) -> None:
         assert found.returncode == 2 and says in found.stderr, found
 
 
+def test_a_comparison_that_is_refused_leaves_no_earlier_one(tmp_path: Path) -> None:
+    old, earlier = put(tmp_path, "old", same), tmp_path / "c"
+    assert program(old, old, "--json", str(earlier)).returncode == 0 and earlier.exists()
+    assert program(old, "nowhere", "--json", str(earlier)).returncode == 2
+    assert not earlier.exists()
+    earlier.write_text("mine")
+    assert program(old, "nowhere", "--json", str(earlier)).returncode == 2
+    assert earlier.read_text() == "mine"
+
+
 def test_history_draws_what_moved_over_records(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
 
