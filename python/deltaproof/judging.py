@@ -8,9 +8,11 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from .program import environment, program
 from .provenance import note_options, surroundings
@@ -48,10 +50,10 @@ class Judgement:
 
     def failures(self) -> list[str]:
         """One line a failed output: tensor, rank, head, token, error over its limit."""
-        return [_place(t) for t in self.tensors.values() if t["verdict"] == "fail"]
+        return [place_of(t) for t in self.tensors.values() if t["verdict"] == "fail"]
 
 
-def _place(t: Mapping[str, Any]) -> str:
+def place_of(t: Mapping[str, Any]) -> str:
     row = t.get("failed") or t.get("worst_token") or {}
     parts = [t["name"]]
     for key in ("rank", "head", "sequence", "token"):
@@ -61,10 +63,41 @@ def _place(t: Mapping[str, Any]) -> str:
     return ", ".join(parts) + (f": {times:.3g} times its limit" if times else "")
 
 
-# Called with every judgement of this process: the pytest plug-in listens here.
-listeners: list[Callable[[Judgement], None]] = []
+# Called with every Judgement and Run of this process: the pytest plug-in listens here.
+listeners: list[Callable[[Any], None]] = []
 # Asked for a folder of report where `out` names none: the plug-in's --deltaproof-report.
 report_folders: list[Callable[[], str | None]] = []
+
+
+_calls = threading.local()
+P, Found = ParamSpec("P"), TypeVar("Found")
+
+
+def asked_folder() -> str | None:
+    return next((x for x in (ask() for ask in report_folders) if x), None)
+
+
+def heard(call: Callable[P, Found]) -> Callable[P, Found]:
+    """The listeners get what the call finds, or why it was refused; nothing of calls inside it."""
+
+    @wraps(call)
+    def tells(*given: P.args, **named: P.kwargs) -> Found:
+        __tracebackhide__ = True
+        if getattr(_calls, "inside", False):
+            return call(*given, **named)
+        _calls.inside = True
+        found: Any = None
+        try:
+            return (found := call(*given, **named))
+        except BaseException as e:
+            found = Judgement(NOT_JUDGED, None, str(e), "", None)
+            raise
+        finally:
+            _calls.inside = False
+            for listener in listeners:
+                listener(found)
+
+    return tells
 
 
 def cache_folder() -> str:
@@ -143,6 +176,7 @@ def _shortened(text: str, folder: str) -> str:
     )
 
 
+@heard
 def judge(
     inputs: Tensors,
     outputs: Tensors,
@@ -203,50 +237,39 @@ def judge(
     - why: seconds of the search for a mistake that fits a failure, default 20; 0: none.
     """
     forget(out, report)
-    try:
-        for what, tensors in (("inputs", inputs), ("outputs", outputs)):
-            _check_names(tensors, what)
-        folder, design = folder_and_design(out, report, design)
-        folder = folder or next((x for x in (ask() for ask in report_folders) if x), None)
-        if ranks is not None and not 1 <= int(_whole("ranks", ranks)) <= 4096:
-            raise ValueError(f"ranks={ranks!r}: must be a whole number from 1 to 4096")
-        told = _options(
-            base=base,
-            claim=claim,
-            design=design,
-            gate=gate,
-            gate_dtype=gate_dtype,
-            lower_bound=lower_bound,
-            beta=beta,
-            l2norm=None if l2norm is None else truth_of("l2norm", l2norm),
-            scale=scale,
-            cu_seqlens=cu_seqlens,
-            state_layout=state_layout,
-            layout=layout,
-            ranks=ranks,
-            tokens=1 if _is_one_token(inputs, recurrence is not None) else None,
-            unjudged=",".join(names_of("unjudged", unjudged)) or None,
-            kernel_commit=kernel_commit,
-            label=label,
-        )
-        notes = note_options(surroundings(), names_of("kernels", kernels))
-        more = [f"--cache={cache or cache_folder()}", *_options(why=why), *notes]
-        found = _judged(inputs, outputs, told, more, folder, recurrence)
-    except BaseException as e:
-        _tell(Judgement(NOT_JUDGED, None, str(e), "", None))
-        raise
-    _tell(found)
-    return found
+    for what, tensors in (("inputs", inputs), ("outputs", outputs)):
+        _check_names(tensors, what)
+    folder, design = folder_and_design(out, report, design)
+    folder = folder or asked_folder()
+    if ranks is not None and not 1 <= int(_whole("ranks", ranks)) <= 4096:
+        raise ValueError(f"ranks={ranks!r}: must be a whole number from 1 to 4096")
+    told = _options(
+        base=base,
+        claim=claim,
+        design=design,
+        gate=gate,
+        gate_dtype=gate_dtype,
+        lower_bound=lower_bound,
+        beta=beta,
+        l2norm=None if l2norm is None else truth_of("l2norm", l2norm),
+        scale=scale,
+        cu_seqlens=cu_seqlens,
+        state_layout=state_layout,
+        layout=layout,
+        ranks=ranks,
+        tokens=1 if _is_one_token(inputs, recurrence is not None) else None,
+        unjudged=",".join(names_of("unjudged", unjudged)) or None,
+        kernel_commit=kernel_commit,
+        label=label,
+    )
+    notes = note_options(surroundings(), names_of("kernels", kernels))
+    more = [f"--cache={cache or cache_folder()}", *_options(why=why), *notes]
+    return _judged(inputs, outputs, told, more, folder, recurrence)
 
 
 def _path_or_name(recurrence: str) -> str:
     """A file from anywhere; one that is none is a name that the program knows."""
     return os.path.abspath(recurrence) if os.path.exists(recurrence) else recurrence
-
-
-def _tell(found: Judgement) -> None:
-    for listener in listeners:
-        listener(found)
 
 
 def _judged(

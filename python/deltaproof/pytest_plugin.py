@@ -11,6 +11,8 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from glob import escape, glob
+from itertools import count
 from typing import Any
 
 import pytest
@@ -19,6 +21,8 @@ import deltaproof
 
 from . import judging
 from .judging import Judgement
+from .records import forget
+from .running import Run
 
 
 @dataclass
@@ -49,7 +53,7 @@ class Session:
     judged: Judged = field(default_factory=Judged)
     folders: set[str] = field(default_factory=set)
 
-    def hear(self, found: Judgement) -> None:
+    def hear(self, found: Judgement | Run) -> None:
         if found.status == judging.FAIL:
             self.since.failed.append((self.test, found.failures(), found.command))
         elif found.passed:
@@ -65,21 +69,35 @@ class Session:
         """The report of a phase; a worker sends it at once, and may end without a word."""
         self.judged.add(getattr(report, "deltaproof", {}))
 
+    def begin(self, test: str) -> None:
+        """The test's folders lose what earlier sessions wrote there: this one may end sooner."""
+        self.test = test
+        for path in self._folders():
+            if not os.path.isdir(path):
+                break
+            if path not in self.folders:
+                forget(path, *(x.path for x in os.scandir(path) if x.is_dir()))
+
     def folder(self) -> str | None:
         """A new folder for the next report of the running test; None: no reports are wanted."""
+        path = next((x for x in self._folders() if x not in self.folders), None)
+        if path:
+            self.folders.add(path)
+            self.since.reports.append(path)
+        return path
+
+    def _folders(self) -> Iterator[str]:
+        """Folders of the running test, without an end."""
         if self.report is None:
-            return None
+            return
         stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", self.test).strip("-")[:150] or "test"
         if stem != self.test.replace("::", "-"):  # others may have this name, too
             name = self.test.encode("utf-8", "surrogatepass")
             stem += "-" + hashlib.blake2b(name, digest_size=4).hexdigest()
-        path, n = os.path.join(self.report, stem), 1
-        while path in self.folders:
-            n += 1
-            path = os.path.join(self.report, f"{stem}-{n}")
-        self.folders.add(path)
-        self.since.reports.append(path)
-        return path
+        path = os.path.join(self.report, stem)
+        yield path
+        for n in count(2):
+            yield f"{path}-{n}"
 
 
 _key = pytest.StashKey[Session]()
@@ -133,7 +151,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    item.config.stash[_key].test = item.nodeid
+    item.config.stash[_key].begin(item.nodeid)
     return (yield)
 
 
@@ -152,12 +170,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for test, lines, command in session.failed:
         for line in lines:
             terminalreporter.write_line(f"{test}: {line}", red=True)
-        terminalreporter.write_line(f"    again: {command}")
+        if command:
+            terminalreporter.write_line(f"    again: {command}")
     for test in session.unjudged:
         terminalreporter.write_line(f"{test}: could not be judged", yellow=True)
     lost = f", {len(session.unjudged)} could not be judged" if session.unjudged else ""
     terminalreporter.write_line(f"{judged} judged, {len(session.failed)} failed{lost}")
     for path in session.reports:
-        page = os.path.join(path, "report.html")
-        made = os.path.exists(page)
-        terminalreporter.write_line(f"report: {page}" if made else f"no report in {path}")
+        ends = ("report.html", os.path.join("*", "report.html"))  # fresh problems: a folder each
+        made = [os.path.join(path, x) for x in ends if glob(os.path.join(escape(path), x))]
+        terminalreporter.write_line(f"report: {made[0]}" if made else f"no report in {path}")

@@ -14,7 +14,7 @@ from typing import Any
 from .contract import Contract, Problem, contract_of
 from .fitting import fits
 from .fresh import COUNT, FRESH, Caller, Law, run_fresh
-from .judging import cache_folder
+from .judging import asked_folder, cache_folder, heard, place_of
 from .layouts import FAR, HEADS_FIRST, LAYOUTS, layouts_of
 from .limits import LONGEST, seconds
 from .program import environment, program
@@ -83,6 +83,29 @@ class Run:
         if status != self.status:
             lines.append(f"VERDICT: {'FAIL' if status == FAIL else 'NOT JUDGED'} (in no case)")
         return replace(self, status=status, text=self.text + "".join(x + "\n" for x in lines))
+
+    def _failed_runs(self) -> list[dict[str, Any]]:
+        runs = self.record["runs"] if self.record else []
+        return [r for r in runs if r["verdict"] == "fail"]
+
+    def failures(self) -> list[str]:
+        """One line a case, layout or check that failed."""
+        said = []
+        for r in self._failed_runs():
+            wrong = [place_of(t) for t in r["tensors"] if t["verdict"] == "fail"]
+            said.append(f"{r['case']}: {(wrong or [r['why']])[0]}")
+        return said + [line for line, _ in self._failed()]
+
+    @property
+    def command(self) -> str:
+        """The call that repeats a failure; of fresh problems the seed that draws them again."""
+        record = self.record or {}
+        if "seed" in record:
+            return f"seed={record['seed']}"
+        notes = record.get("provenance", {}).get("notes", {})
+        case = next((r["case"] for r in self._failed_runs()), "")
+        again: str = notes.get("again-all") or notes.get("again", "")
+        return again.replace("{case}", repr(case)) if case else ""
 
     def verdicts(self) -> dict[str, str]:
         """{run ID: "pass" | "fail" | "skipped: WHY" | "unjudged"}."""
@@ -198,6 +221,7 @@ def _layout(
     return {PASS: "pass", FAIL: "fail"}.get(got.status, f"not judged: {got.text.strip()}")
 
 
+@heard
 def run(
     fn: Callable[..., Any],
     cases: str | Sequence[str] = "standard",
@@ -240,6 +264,7 @@ def run(
     forget(out, report)
     kernel = contract_of("run", fn, base, contract)
     folder, design = folder_and_design(out, report, design)
+    folder = folder or asked_folder()
     about = About(kernel_name(fn), base, design=design)
     limit = seconds(limit)
     cache = cache or cache_folder()

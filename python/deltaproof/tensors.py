@@ -51,6 +51,8 @@ def copy_of(x: Array) -> Array:
 def to_numpy(x: Array, name: str = "array") -> npt.NDArray[Any]:
     """The same numbers as a contiguous numpy array in host memory. ValueError: a dtype that no
     tensor of a kernel has, or none that has numbers in memory (sparse, meta, masked ..)."""
+    if x is None:
+        raise ValueError(f"{name}: is None: give an array, or leave it out")
     try:
         x = _from_torch(x) if is_torch(x) else x
         if isinstance(x, np.ma.MaskedArray):

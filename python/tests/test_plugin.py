@@ -117,3 +117,65 @@ def test_a_worker_that_crashes_has_told_what_it_judged(tmp_path: Path) -> None:
     pytest.importorskip("xdist")
     done = run(tmp_path, "-n", "2", tests=CRASHES)
     assert "1 failed, 2 passed" in done.stdout and "2 judged, 0 failed" in done.stdout, done.stdout
+
+
+RUNS = """
+from kernels import kda
+
+def right(q, k, v, g, beta):
+    return kda(q, k, v, g, beta)[0]
+
+def test_asserted(deltaproof):
+    assert deltaproof.run(right, "beta-zero", base="fp32", layouts=()).passed
+
+def test_ignored(deltaproof):
+    deltaproof.run(lambda q, k, v, g, beta: 2 * right(q, k, v, g, beta), "beta-zero", base="fp32",
+                   layouts=())
+
+def test_fresh(deltaproof):
+    deltaproof.run(lambda q, k, v, g, beta: v, "fresh", base="fp32", count=2, seed=3, layouts=())
+
+def test_refused(deltaproof):
+    try:
+        deltaproof.run(right, "no-such-case", base="fp32")
+    except ValueError:
+        pass
+"""
+
+
+def test_runs_of_functions_are_in_the_summary_and_have_reports(tmp_path: Path) -> None:
+    done = run(tmp_path, "--deltaproof-report", "out", tests=RUNS)
+    assert done.returncode == 0, done.stdout
+    assert "3 judged, 2 failed, 1 could not be judged" in done.stdout, done.stdout
+    assert "test_ignored: beta-zero: o, rank 0, head 0" in done.stdout
+    assert "    again: deltaproof.run(<lambda>, 'beta-zero', base='fp32'" in done.stdout
+    assert "test_fresh: " in done.stdout and "    again: seed=3" in done.stdout
+    assert "test_refused: could not be judged" in done.stdout
+    for page in ("asserted/report.html", "ignored/report.html", "fresh/*/report.html"):
+        assert f"report: out/test_kernel.py-test_{page}\n" in done.stdout, done.stdout
+    assert len(list(tmp_path.glob("out/*/results.json"))) == 3  # the refused one says so
+    assert len(list(tmp_path.glob("out/*/long-*/results.json"))) == 2
+
+
+DIES = """
+import os
+from kernels import inputs, kda
+
+def test_twice(deltaproof):
+    x = inputs(T=8)
+    for n in range(2):
+        if os.environ.get("DIES_AT") == str(n):
+            raise RuntimeError
+        deltaproof.assert_explained(x, dict(o=kda(**x)[0]), base="fp32", gate="log", beta="plain",
+                                    l2norm=False)
+"""
+
+
+def test_no_verdict_of_an_earlier_session_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for dies, stay in (("2", 2), ("1", 1), ("2", 2), ("0", 0)):
+        monkeypatch.setenv("DIES_AT", dies)
+        done = run(tmp_path, "--deltaproof-report", "out", tests=DIES)
+        assert done.returncode == int(stay < 2), done.stdout
+        assert len(list(tmp_path.glob("out/*/results.json"))) == stay, dies
