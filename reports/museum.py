@@ -385,7 +385,7 @@ def cut(run_id: str) -> str:
 
 
 def each(work: Callable[[Row], None], rows: list[Row], quiet: bool) -> None:
-    """A process a core. An interrupt waits for those that run."""
+    """A process a core. An interrupt ends those that run."""
     done = 0
 
     def timed(row: Row) -> None:
@@ -400,6 +400,7 @@ def each(work: Callable[[Row], None], rows: list[Row], quiet: bool) -> None:
                 done += 1
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
+            Program.stop()
             print(
                 f"deltaproof: museum: interrupted: {done} of {len(rows)} faults are done, nothing "
                 "is written",

@@ -3,6 +3,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import deltaproof
+from processes import becomes, marked
 
 TREE = Path(os.environ.get("DELTAPROOF_TREE") or Path(__file__).resolve().parents[2])
 sys.path.insert(0, str(TREE / "reports"))
@@ -113,6 +115,23 @@ museum.each(work, [{"name": x} for x in "abc"], True)"""
     command = [sys.executable, "-B", "-c", code]
     done = subprocess.run(command, cwd=TREE / "reports", capture_output=True, text=True)
     assert "interrupted: 1 of 3 faults are done, nothing is written" in done.stderr, done
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_nothing_runs_on_where_a_museum_is_ended(number: signal.Signals, tmp_path: Path) -> None:
+    mark = f"DELTAPROOF_TEST={os.getpid()}-{number}"
+    env = os.environ | {"TMPDIR": str(tmp_path)} | dict([mark.split("=")])
+    words = ["weak-heads", "--fault", "merge-scaled,offset-wraps", "--cache", "none"]
+    command = [deltaproof.program(), "museum", *words]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(
+        command, env=env, start_new_session=True, stdout=quiet, stderr=quiet
+    ) as p:
+        assert becomes(lambda: any(tmp_path.iterdir()) and len(marked(mark)) > 1, 60)
+        p.send_signal(number)
+    assert p.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    assert becomes(lambda: not marked(mark), 3)
+    assert number == signal.SIGKILL or not list(tmp_path.iterdir())
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """A Python function on the program's cases: verdicts, skips and their reasons, memory layouts, and
 the searches for what broke."""
 
-import contextlib
 import json
 import os
 import re
@@ -30,6 +29,7 @@ from kernels import (
     without_packing,
     wrong_at_70,
 )
+from processes import becomes, marked
 from recurrences import unit
 
 CASES = ("t65", "packed-ones", "initial-state", "smoke-kda")
@@ -267,16 +267,6 @@ def test_a_process_that_the_function_forked_keeps_nothing_waiting() -> None:
     assert found.passed and time.monotonic() - start < 500
 
 
-def _marked(mark: bytes) -> list[int]:
-    """Processes with this in their environment."""
-    found = []
-    for p in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            if mark in Path(f"/proc/{p}/environ").read_bytes():
-                found.append(int(p))
-    return found
-
-
 @pytest.mark.parametrize(("number", "delay"), [(signal.SIGKILL, 0.9), (signal.SIGINT, 0.2)])
 def test_nothing_stays_of_a_run_that_a_signal_ends(
     tmp_path: Path, number: signal.Signals, delay: float
@@ -303,10 +293,7 @@ def test_nothing_stays_of_a_run_that_a_signal_ends(
     time.sleep(delay)
     (os.killpg if number == signal.SIGINT else os.kill)(first.pid, number)
     assert first.wait(200) in (0, -number, 128 + number)
-    end = time.monotonic() + 100
-    while _marked(mark.encode()) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not _marked(mark.encode())
+    assert becomes(lambda: not marked(mark), 100)
     assert not list(tmp_path.glob("o/*.tmp")) or number == signal.SIGKILL
     assert start().wait(600) == 0
     record = json.loads((tmp_path / "o" / "results.json").read_text())
@@ -329,12 +316,10 @@ def test_the_program_ends_with_the_process_that_called_it(tmp_path: Path) -> Non
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     env = {**os.environ, "PYTHONPATH": path, **dict([mark.split("=")])}
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=env, check=False)
-    end = time.monotonic() + 10
-    while (left := _marked(mark.encode())) and time.monotonic() < end:
-        time.sleep(0.05)
-    for pid in left:
+    ended = becomes(lambda: not marked(mark), 10)
+    for pid in marked(mark):
         os.kill(pid, signal.SIGKILL)
-    assert done.returncode == -signal.SIGKILL and not left
+    assert done.returncode == -signal.SIGKILL and ended
 
 
 class _Mute(Exception):

@@ -8,8 +8,10 @@
 """
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import NoReturn
 
 from read import files, record
@@ -71,12 +73,20 @@ def write_page(who: str, out: str, make: Callable[[], str]) -> int:
     return 0
 
 
+def _interrupt(number: int, _: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt(number)
+
+
 def end(main: Callable[[list[str]], int]) -> NoReturn:
+    """A signal ends it as Ctrl-C does, so that no temporary folder stays."""
+    for s in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(s) == signal.SIG_DFL:
+            signal.signal(s, _interrupt)
     try:
         status = main(sys.argv)
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        status = 130
+    except KeyboardInterrupt as e:
+        status = 128 + (e.args or (signal.SIGINT,))[0]
     except OSError as e:
         print(f"deltaproof: {e.filename or 'standard output'}: {e.strerror}", file=sys.stderr)
         status = 2

@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 import tempfile
-from typing import Any
+from typing import Any, ClassVar
 
 HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -23,6 +23,9 @@ class CannotRun(Exception):
 
 
 class Program:
+    running: ClassVar[set[subprocess.Popen[str]]] = set()
+    stopped: ClassVar[bool] = False
+
     def __init__(self, path: str, args: argparse.Namespace) -> None:
         self.path = path
         self.cases = args.cases or os.path.join(HOME, "cases")
@@ -35,18 +38,34 @@ class Program:
     def call(
         self, *words: str, alone: bool = False, fault: str | None = None
     ) -> subprocess.CompletedProcess[str]:
-        env = dict(os.environ)
+        env = os.environ | {"DELTAPROOF_ALONE": str(os.getpid())}  # it ends with this process
         if alone:
             env["OMP_NUM_THREADS"] = "1"
         if fault:
             env["DPG_FAULT"] = fault
-        return subprocess.run(
-            [self.path, *words, *(self.rows if words[1:] else [])],
-            capture_output=True,
-            text=True,
-            env=env,
-            errors="replace",
-        )
+        line = [self.path, *words, *(self.rows if words[1:] else [])]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
+            line, stdout=pipe, stderr=pipe, text=True, env=env, errors="replace"
+        ) as p:
+            self.running.add(p)
+            try:
+                if self.stopped:
+                    raise CannotRun("interrupted")
+                said = p.communicate()
+            except BaseException:
+                p.terminate()
+                raise
+            finally:
+                self.running.discard(p)
+        return subprocess.CompletedProcess(line, p.returncode, *said)
+
+    @classmethod
+    def stop(cls) -> None:
+        """Ends what runs, in every thread; nothing begins after it."""
+        cls.stopped = True
+        for p in list(cls.running):
+            p.terminate()
 
     def json(self, *words: str) -> Any:
         made = self.call(*words, "--json", "-")
