@@ -132,7 +132,7 @@ class Capture:
     def _wrong(self, e: BaseException) -> None:
         self.errors += 1
         if len(self.said) < MOST_SAID:
-            self.said.append(f"{type(e).__name__}: {text_of(e)}"[:300])
+            self.said.append(text_of(e)[:300])
 
     def _before(self, name: str, fn: Any, a: Any, b: Any) -> dict[str, Any] | None:
         try:

@@ -191,6 +191,9 @@ class Contract:
             raise ValueError(f"masked={self.masked!r}: must be 'any' or 'zero'")
         for name in ("l2norm", "autograd") + ("batch",) * (self.batch is not None):
             object.__setattr__(self, name, truth_of(name, getattr(self, name)))
+        for name in ("outputs", "models"):
+            if not getattr(self, name):
+                raise ValueError(f"{name}={getattr(self, name)!r}: name at least one")
         if len(set(self.outputs)) < len(self.outputs):
             raise ValueError(f"outputs={self.outputs!r}: one of them stands twice")
         if not _is_whole(self.queries) or self.queries < 1:

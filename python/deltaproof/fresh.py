@@ -77,7 +77,7 @@ class Caller:
             return Call(None, text_of(e), skipped=True)
         except (Exception, SystemExit, GeneratorExit) as e:
             self.raised.append(safe(traceback.format_exc()))
-            return Call(None, f"{type(e).__name__}: {text_of(e)}")
+            return Call(None, text_of(e))
 
     def close(self) -> None:
         pass
@@ -90,7 +90,7 @@ def draw(
     contract: Contract, laws: Sequence[Law], seed: int, count: int, backward: bool
 ) -> Iterator[Drawn]:
     """`count` problems in pairs of one shape. The second packs its sequences in another order."""
-    if count < 1:
+    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
         raise ValueError(f"count={count!r}: must be a whole number from 1 on")
     rng = random.Random(seed)
     for i in range(0, count, 2):
@@ -107,6 +107,8 @@ def draw(
             else:
                 made = law(np.random.default_rng(number))
                 name = f"{getattr(law, '__name__', 'law')}-{i + j}"
+                if not isinstance(made, Mapping) or not {"q", "k", "v", "g"} <= made.keys():
+                    raise ValueError(f"{name}: must return arrays q, k, v, g, .. by name")
                 yield _problem(name, made, _settings(contract), contract)
 
 
@@ -137,6 +139,9 @@ def _settings(contract: Contract) -> dict[str, Any]:
 
 def _generated(name: str, keys: Mapping[str, str], contract: Contract) -> Drawn:
     """The program makes the inputs, in files that are gone before the function is called."""
+    for key in keys:
+        if key == "recurrence" or key.startswith("session"):
+            raise ValueError(f"{name}: {key}: fresh problems are single calls, of a known model")
     folder = tempfile.mkdtemp(prefix="deltaproof-")
     try:
         case, made = os.path.join(folder, "fresh.case"), os.path.join(folder, "inputs")
@@ -183,7 +188,7 @@ def _problem(
         if n in INPUTS:
             shape = tuple(sizes[a] for a in INPUTS[n].split(","))
             arrays[n] = x.astype(np.float64).reshape(shape)
-    scale = settings.get("scale") or sizes["K"] ** -0.5
+    scale = settings.get("scale", sizes["K"] ** -0.5)
     told = {
         "recurrence": op, "gate": settings["gate"], "l2norm": settings["l2norm"], "chunk": 0,
         "beta_form": settings["beta"], "scale": scale, "R": sizes["R"], "Kg": sizes["Kg"],
@@ -345,7 +350,7 @@ def run_fresh(
     seed = secrets.randbits(48) if seed is None else int(seed)
     backward = bool(set(contract.writes()) & set(GRADIENT_OF))
     try:
-        drawn = list(draw(contract, laws_of(laws), seed, int(count), backward))
+        drawn = list(draw(contract, laws_of(laws), seed, count, backward))
         made = call_all(call, drawn, layouts)
     finally:
         call.close()
@@ -363,4 +368,6 @@ def laws_of(asked: str | Sequence[str | Law] | None) -> list[Law]:
     out: list[Law] = []
     for x in [asked] if isinstance(asked, str) or callable(asked) else asked:
         out += law_files.read_all(x) if isinstance(x, str) else [x]
+    if not out:
+        raise ValueError(f"laws={asked!r}: no law")
     return out

@@ -265,7 +265,7 @@ def _serve(contract: Contract, request: Any, f: BinaryIO, limit: float, first: b
     except (Unsupported, NotImplementedError) as e:
         return _say(f, {"why": text_of(e)[:400], "skipped": True})
     except (Exception, SystemExit, GeneratorExit) as e:
-        why = f"{type(e).__name__}: {text_of(e)}"[:400]
+        why = text_of(e)[:400]
         raised = safe(traceback.format_exc())[-8000:]
         return _say(f, {"why": why, "raised": raised, "ends": _lost_device()})
     _say(f, {"kernels": names, "modules": _foreign()})
@@ -284,7 +284,7 @@ def main() -> None:
         fn = load(file, function)
         contract = Contract(fn, **settings)
     except BaseException as e:
-        return _say(answers, {"why": f"{type(e).__name__}: {text_of(e)}"[:400]})
+        return _say(answers, {"why": text_of(e)[:400]})
     _say(answers, {"parameters": _parameters(fn)})
     first = True
     while True:

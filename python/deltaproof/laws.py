@@ -64,7 +64,13 @@ class Law:
                 continue
             done.add(line.key)
             if line.chance is None or rng.random() < line.chance:
-                keys[line.key] = _value(line, keys, rng)
+                try:
+                    keys[line.key] = _value(line, keys, rng)
+                except KeyError as e:
+                    lacks = f"{line.where}: {line.key}: no earlier line says {e.args[0]}"
+                    raise ValueError(lacks) from e
+                except ValueError as e:
+                    raise ValueError(f"{line.where}: {line.key}: {e}") from e
         return keys
 
 
@@ -78,18 +84,16 @@ def _value(line: Line, keys: Mapping[str, str], rng: random.Random) -> str:
         return ",".join(map(str, [0, *places, T]))
     if not (m := TIMES.fullmatch(word)):
         return word
-    if m[1] not in keys:
-        raise ValueError(f"{line.where}: {line.key}: no earlier line says {m[1]}")
     return str(int(keys[m[1]]) * int(m[2]))
 
 
-def parse(text: str, name: str) -> Law:
-    """ValueError: file and line of what is no such line."""
+def parse(text: str, name: str, above: tuple[str, ...] = ()) -> Law:
+    """above: files that include this one. ValueError: file and line of what is no such line."""
     lines: list[Line] = []
     for i, raw in enumerate(text.splitlines(), 1):
         said, where = raw.split("#")[0].strip(), f"{name}:{i}"
         if said.startswith("include "):
-            lines += read(said.split()[1], os.path.dirname(name)).lines
+            lines += read(said.split()[1], os.path.dirname(name), (*above, name)).lines
             continue
         m = LINE.fullmatch(said)
         if said and (not m or not m["value"]):
@@ -97,21 +101,32 @@ def parse(text: str, name: str) -> Law:
         if m:
             drawn = m["kind"] == ":"
             values = tuple(x.strip() for x in m["value"].split("|")) if drawn else (m["value"],)
-            chance = float(m["chance"]) if m["chance"] else None
+            chance = _chance(m["chance"], where) if m["chance"] else None
             words = tuple((m["words"] or "").split())
             more = (m["other"] or "", words, bool(m["no"]), chance)
             lines.append(Line(m["key"], values, drawn, where, *more))
     return Law(os.path.basename(name).removesuffix(".law"), tuple(lines))
 
 
-def read(name: str, folder: str = FOLDER) -> Law:
+def _chance(text: str, where: str) -> float:
+    if not re.fullmatch(r"0|1|1?\.0*|0?\.\d+", text):
+        raise ValueError(f"{where}: with {text}: must be from 0 to 1")
+    return float(text)
+
+
+def read(name: str, folder: str = FOLDER, above: tuple[str, ...] = ()) -> Law:
     """A law of that folder by its name, or a file. ValueError: what there is."""
     path = name if os.path.isfile(name) else os.path.join(folder, f"{name}.law")
     if not os.path.isfile(path):
         there = " ".join(names(folder))
         raise ValueError(f"law {name}: no such file, and in {folder} are {there}")
-    with open(path, encoding="utf-8") as f:
-        return parse(f.read(), path)
+    if path in above:
+        raise ValueError(f"{path}: includes itself")
+    try:
+        with open(path, encoding="utf-8") as f:
+            return parse(f.read(), path, above)
+    except UnicodeDecodeError as e:
+        raise ValueError(f"{path}: is no UTF-8") from e
 
 
 def names(folder: str = FOLDER) -> list[str]:

@@ -15,11 +15,12 @@ import hashlib
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .fresh import Found, run_fresh, share
+from .fresh import COUNT, Found, run_fresh, share
 from .kernel_process import KernelProcess
 from .layouts import GUARDED, LAYOUTS
 from .limits import seconds
@@ -28,21 +29,27 @@ from .records import FAIL, NOT_JUDGED
 TASKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tasks")
 SCHEMA = "deltaproof.score/1"
 LAYED = (*LAYOUTS[1:], GUARDED)
+FORMS = {"l2norm": ("yes|no", "yes or no"), "count": (r"[1-9]\d*", "a whole number from 1 on")}
 KEYS = ("models", "outputs", "gate", "beta", "l2norm", "base", "design", "laws", "count")
 
 
 def read_task(name: str) -> dict[str, str]:
-    """A task of this package by its name, or a file. ValueError."""
+    """A task of this package by its name, or a file. ValueError: file, line, key."""
     path = name if os.path.isfile(name) else os.path.join(TASKS, f"{name}.task")
     if not os.path.isfile(path):
         there = " ".join(sorted(x.removesuffix(".task") for x in os.listdir(TASKS)))
         raise ValueError(f"task {name}: no such file, and there are {there}")
     out = {}
-    with open(path, encoding="utf-8") as f:
+    with open(path, encoding="utf-8", errors="replace") as f:
         for i, line in enumerate(f, 1):
             key, is_, value = (x.strip() for x in line.split("#")[0].partition("="))
             if key and (not is_ or key not in KEYS):
                 raise ValueError(f"{path}:{i}: {key!r} is none of {' '.join(KEYS)}")
+            if key in out:
+                raise ValueError(f"{path}:{i}: {key} stands twice")
+            form, said = FORMS.get(key, (".*", ""))
+            if not re.fullmatch(form, value):
+                raise ValueError(f"{path}:{i}: {key} = {value}: must be {said}")
             out |= {key: value} if key else {}
     return out
 
@@ -103,6 +110,8 @@ def score_file(
 ) -> tuple[dict[str, Any], str]:  # fmt: skip
     """(the score, what was printed). more: base, design, outputs, in place of the task's."""
     told = read_task(task) | {n: x for n, x in more.items() if x is not None}
+    if "base" not in told:
+        raise ValueError(f"task {task}: base is missing")
     with open(file, "rb") as f:
         digest = hashlib.sha256(f.read()).hexdigest()
     contract = {
@@ -113,8 +122,9 @@ def score_file(
     }  # fmt: skip
     call = KernelProcess(file, function, seconds(limit), **contract)
     asked = list(laws or told.get("laws", "").split()) or None
+    count = int(told.get("count", COUNT)) if count is None else count
     found = run_fresh(
-        call, call.contract, seed=seed, count=count or int(told.get("count", 20)), laws=asked,
+        call, call.contract, seed=seed, count=count, laws=asked,
         layouts=LAYED, report=report, base=told["base"], design=told.get("design"),
     )  # fmt: skip
     out = {"kernel": os.path.basename(file), "sha256": digest, "task": task, "base": told["base"]}

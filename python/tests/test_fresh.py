@@ -444,3 +444,67 @@ def test_a_function_that_takes_decays_is_drawn_log_gates() -> None:
     told: dict[str, Any] = {"base": "fp32", "gate": "exp", "count": 2, "seed": 5, "layouts": ()}
     assert deltaproof.run(decaying, "fresh", **told).passed
     assert deltaproof.run(late, "fresh", **told).status == 1
+
+
+def test_a_scale_of_0_is_a_scale(tmp_path: Path) -> None:
+    (tmp_path / "tiny.law").write_text(TINY + "scale = 0\n")
+    found = deltaproof.run(kda, "fresh", seed=3, count=1, laws=str(tmp_path), **OWN)
+    assert found.passed, found.text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"count": 1.5}, "count=1.5: must be a whole number"),
+        ({"count": "x"}, "count='x': must be a whole number"),
+        ({"laws": []}, r"laws=\[\]: no law"),
+        ({"laws": [lambda rng: {"q": rng}]}, "lambda>-0: must return arrays q, k, v, g"),
+        ({"models": ()}, r"models=\(\): name at least one"),
+        ({"outputs": ()}, r"outputs=\(\): name at least one"),
+    ],
+)
+def test_arguments_of_fresh_problems_are_refused_by_name(wrong: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        deltaproof.run(kda, "fresh", **{**OWN, "seed": 3, "count": 1, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("law", "says"),
+    [
+        (b"T = cut 3", "bad.law:1: T: no earlier line says T"),
+        (b"H = 2\nT = 5..3", "bad.law:2: T: empty range"),
+        (b"H = x\nHV = H * 2", "bad.law:2: HV: invalid literal"),
+        (b"T = 64 with 1.2.3", "bad.law:1: with 1.2.3: must be from 0 to 1"),
+        (b"include bad", "bad.law: includes itself"),
+        (b"\xff", "bad.law: is no UTF-8"),
+        (b"T = 64\nsession = 1,5", "bad-0: session: fresh problems are single calls"),
+        (b"recurrence = rwkv7", "bad-0: recurrence: fresh problems are single calls"),
+    ],
+)
+def test_a_wrong_law_is_refused_by_file_and_line(law: bytes, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.law"
+    path.write_bytes(law)
+    with pytest.raises(ValueError, match=says):
+        deltaproof.run(kda, "fresh", seed=3, count=1, laws=str(path), **OWN)
+
+
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        ("models = kda", "task .*bad.task: base is missing"),
+        ("base = fp32\nbase = bf16", "bad.task:2: base stands twice"),
+        ("l2norm = maybe", "bad.task:1: l2norm = maybe: must be yes or no"),
+        ("count = 0", "bad.task:1: count = 0: must be a whole number from 1 on"),
+        ("base = fp32\nmodels =", r"models=\(\): name at least one"),
+    ],
+)
+def test_a_wrong_task_is_refused_by_file_and_line(task: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.task").write_text(task)
+    (tmp_path / "kernel.py").write_text(KERNEL + RIGHT)
+    with pytest.raises(ValueError, match=says):
+        score_file(str(tmp_path / "kernel.py"), str(tmp_path / "bad.task"))
+
+
+def test_a_score_of_no_problems_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="count=0: must be a whole number from 1 on"):
+        scored(tmp_path, RIGHT, count=0)
