@@ -113,7 +113,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    session = Session(config.getoption("--deltaproof-report"))
+    report = config.getoption("--deltaproof-report")
+    if report == "" or (report and os.path.lexists(report) and not os.path.isdir(report)):
+        raise pytest.UsageError(f"--deltaproof-report={report}: must be a folder")
+    session = Session(report)
     config.stash[_key] = session
     judging.listeners.append(session.hear)
     judging.report_folders.append(session.folder)
@@ -121,7 +124,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    session = config.stash[_key]
+    session = config.stash.get(_key, None)
+    if session is None:  # refused
+        return
     judging.listeners.remove(session.hear)
     judging.report_folders.remove(session.folder)
 

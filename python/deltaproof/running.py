@@ -279,6 +279,9 @@ def run(
         told = {"base": base, "design": design, "label": label, "kernel_commit": kernel_commit}
         drawn = {"seed": seed, "count": count, "laws": laws, "report": folder}
         return _fresh(kernel, limit, layouts, **drawn, **told)
+    for name, value, usual in (("seed", seed, None), ("count", count, COUNT), ("laws", laws, None)):
+        if value != usual:
+            raise ValueError(f"{name}={value!r}: is of fresh problems, not of cases")
     names = case_paths(cases, kernel, cache)
     options = [f"--cache={cache}"]
     options += note_options(surroundings(), [])

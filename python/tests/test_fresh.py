@@ -508,3 +508,9 @@ def test_a_wrong_task_is_refused_by_file_and_line(task: str, says: str, tmp_path
 def test_a_score_of_no_problems_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="count=0: must be a whole number from 1 on"):
         scored(tmp_path, RIGHT, count=0)
+
+
+@pytest.mark.parametrize("said", [{"seed": 3}, {"count": 3}, {"laws": "packed"}])
+def test_what_is_said_of_fresh_problems_is_refused_with_cases(said: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="is of fresh problems, not of cases"):
+        deltaproof.run(kda, "t65", **OWN, **said)

@@ -85,6 +85,14 @@ def test_reports_are_written_below_the_folder_that_is_named(tmp_path: Path) -> N
     assert "token 70" in page or ">70<" in page
 
 
+def test_a_report_goes_to_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for at in ("", "file"):
+        done = run(tmp_path, f"--deltaproof-report={at}")
+        assert done.returncode == 4 and f"report={at}: must be a folder" in done.stderr, done
+        assert "Traceback" not in done.stderr
+
+
 def test_no_summary_where_nothing_was_judged(tmp_path: Path) -> None:
     done = run(tmp_path, "-k", "nothing")
     assert "deltaproof" not in done.stdout
