@@ -279,12 +279,12 @@ static dp_subject_call call_of(const dp_planned *x, const dp_sharding *sp) {
 
 /* Numbers that are exact in bf16 leave the range of fp16. */
 static int leaves_range(const dp_case *c, const dp_design *d) {
-    const dp_format kept[] = {d->factors, d->state, d->dstate};
+    const dp_format kept[] = {d->factors, d->state, d->dstate, d->final_state};
     int fp16 = 0;
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
-        fp16 |= kept[i] == DP_FP16;
+        fp16 |= kept[i] == DP_FP16 || kept[i] == DP_FP16SR;
     for (int i = 0; i < DP_NRESULTS; i++)
-        fp16 |= d->out[i] == DP_FP16;
+        fp16 |= d->out[i] == DP_FP16 || d->out[i] == DP_FP16SR;
     return fp16 && dp_case_is_exact(c);
 }
 

@@ -136,6 +136,7 @@ class Contract:
       checkpoints, HV,K,V]. They are the states after every so many tokens of each sequence.
     - state_layout: last axes of initial_state, dht, pool and their results, "kv" or "vk".
     - base: formats that fn claims.
+    - narrow: the design keeps something in fp16, whose range cases must not leave.
     - guards: results that change after the call, and states, are checked, too (guards.py).
     - recurrence: a user's own; parameters, outputs and gradients have its names. Then models, beta
       and l2norm are not used.
@@ -161,6 +162,7 @@ class Contract:
     memory: str = "contiguous"
     state_layout: str = "kv"
     base: str = "bf16"
+    narrow: bool = False
     guards: bool = False
     recurrence: Recurrence | None = None
     _memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -541,7 +543,8 @@ def _check_device(device: str | None) -> None:
 
 def contract_of(caller: str, fn: Callable[..., Any], base: str, given: dict[str, Any]) -> Contract:
     """The contract of the further arguments of `caller`. TypeError: it has none of that name."""
-    known = {x.name for x in fields(Contract) if x.init} - {"fn", "base", "memory", "guards"}
+    own = {"fn", "base", "memory", "narrow", "guards"}
+    known = {x.name for x in fields(Contract) if x.init} - own
     for name in given.keys() - known:
         like = get_close_matches(name, known, 1)
         hint = f"; did you mean {like[0]}?" if like else f"; known are {', '.join(sorted(known))}"

@@ -265,6 +265,7 @@ def run(
     kernel = contract_of("run", fn, base, contract)
     folder, design = folder_and_design(out, report, design)
     folder = folder or asked_folder()
+    kernel = replace(kernel, narrow="fp16" in (design or ""))
     about = About(kernel_name(fn), base, design=design)
     limit = seconds(limit)
     cache = cache or cache_folder()

@@ -279,7 +279,7 @@ def _beta_keys(betas: str, op: str, form: str) -> dict[str, object] | None:
 def _claimed(keys: dict[str, object], contract: Contract) -> dict[str, object]:
     """The keys that fit the function's claim and parameters."""
     left_out = {"dtype"} if contract.base not in WIDE else set()
-    left_out |= {"v_scale"} if contract.base == "fp16" else set()
+    left_out |= {"v_scale"} if contract.base == "fp16" or contract.narrow else set()
     own = {} if contract.takes("lower_bound") else {"lower_bound": LOWER_BOUND}
     own |= {"dtype": contract.base}
     if contract.base == "fp16" and "qk_decades" in keys:  # in which smaller rows have few bits

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import deltaproof
+from kernels import kda
 from recurrences import FORM, in_slots, right, taking
 
 F4 = np.float32
@@ -328,3 +329,17 @@ def test_gradients_of_rows_in_short_states_have_bounds(model: str, form: str, T:
     if T > 1:
         wrong = row_adjoint(model, x, form, "scale of before")
         assert deltaproof.judge(batch(x), batch(wrong), **said).status == 1
+
+
+@pytest.mark.parametrize("name", ["o", "final_state"])
+def test_a_result_kept_in_fp16_is_asked_for_nothing_beyond_its_range(name: str) -> None:
+    def kept(q, k, v, g, beta, initial_state=None, cu_seqlens=None):  # noqa: ANN001, ANN202
+        o, state = kda(q, k, v, g, beta, initial_state, cu_seqlens)
+        made = {"o": o, "final_state": state}
+        with np.errstate(over="ignore"):
+            return made | {name: made[name].astype(np.float16)}
+
+    own: dict[str, Any] = {"base": "fp32", "outputs": ("o", "final_state"), "layouts": ()}
+    found = deltaproof.run(kept, ("kda-mild", "kda-exact-packed"), out={name: "fp16"}, **own)
+    verdicts = list(found.verdicts().values())
+    assert verdicts[0] == "pass" and "leave the range of fp16" in verdicts[1], found.text
