@@ -1,5 +1,6 @@
 /* The ID of a run, written and read by one table of its keys (run_id.h). Lists of runs. The verdict
  * of a run, from its tensors (run.h). */
+#include "ref/vocabulary/stored.h"
 #include "ref/vocabulary/text.h"
 #include "run_id.h"
 
@@ -192,6 +193,12 @@ static void judge_exactly(dp_judgement *t) {
                  t->rel_fro, t->worst.got, t->worst.want, *t->source ? "; " : "", t->source);
 }
 
+/* A scale a row, head or tensor rounds numbers that are exact in bf16. */
+static int is_exact(const dp_run *r, const dp_judgement *t) {
+    return r->exact &&
+           !(dp_stored_has_scale(r->design.final_state) && !strcmp(t->name, "final_state"));
+}
+
 /* The failing tensor that says whose data it holds, the earliest in the pipeline; NULL: none does.
  */
 static const dp_judgement *with_source(const dp_run *r) {
@@ -255,7 +262,7 @@ void dp_run_close(dp_run *r) {
     int open = 0; /* unjudged, and may not be */
     for (int i = 0; i < r->ntensor; i++) {
         dp_judgement *t = &r->tensor[i];
-        if (r->exact) judge_exactly(t);
+        if (is_exact(r, t)) judge_exactly(t);
         n[t->verdict]++;
         if (t->verdict == DP_FAIL && dp_judgement_says_more(bad, t)) bad = t;
         if (t->verdict != DP_UNJUDGED) continue;

@@ -343,3 +343,20 @@ def test_a_result_kept_in_fp16_is_asked_for_nothing_beyond_its_range(name: str) 
     found = deltaproof.run(kept, ("kda-mild", "kda-exact-packed"), out={name: "fp16"}, **own)
     verdicts = list(found.verdicts().values())
     assert verdicts[0] == "pass" and "leave the range of fp16" in verdicts[1], found.text
+
+
+@pytest.mark.parametrize("form", ["e4m3-row", "e5m2-head", "int8-tensor", "int8-block"])
+def test_numbers_that_are_exact_in_bf16_are_not_over_a_scale(form: str) -> None:
+    def kept(fault: str) -> Any:
+        def fn(q, k, v, g, beta, initial_state=None, cu_seqlens=None):  # noqa: ANN001, ANN202
+            o, state = kda(q, k, v, g, beta, initial_state, cu_seqlens)
+            state = quantized(state, form).reshape(state.shape)
+            return o * F4(1 + 2**-20 * (fault == "o")), state * F4(1 + 0.5 * (fault == "state"))
+
+        return fn
+
+    own: dict[str, Any] = {"base": "bf16", "outputs": ("o", "final_state"), "layouts": ()}
+    for fault in ("", "o", "state"):
+        found = deltaproof.run(kept(fault), "kda-exact", out={"final_state": form}, **own)
+        assert found.passed == (not fault), found.text
+        assert ("nothing rounds in this case" in found.text) == (fault == "o"), found.text

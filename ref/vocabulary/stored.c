@@ -15,10 +15,10 @@ static const struct {
     double most;
 } OF[] = {[E4M3] = {3, -6, 448}, [E5M2] = {2, -14, 57344}, [INT8] = {0, 0, 127}};
 
-static int is_scaled(dp_format f) { return f >= DP_E4M3_TENSOR && f < DP_NSTORED; }
+int dp_stored_has_scale(dp_format f) { return f >= DP_E4M3_TENSOR && f < DP_NSTORED; }
 static element element_of(dp_format f) { return (element)((f - DP_E4M3_TENSOR) / 4); }
 static share share_of(dp_format f) { return (share)((f - DP_E4M3_TENSOR) % 4); }
-int dp_stored_by_tensor(dp_format f) { return is_scaled(f) && share_of(f) == A_TENSOR; }
+int dp_stored_by_tensor(dp_format f) { return dp_stored_has_scale(f) && share_of(f) == A_TENSOR; }
 
 /* ---- one number ------------------------------------------------------------------------------ */
 
@@ -102,9 +102,9 @@ static int64_t entries(share s, int heads, int K, int V, int64_t at) {
 
 void dp_store_state(dp_format f, int heads, int K, int V, double *S) {
     const int64_t all = (int64_t)heads * K * V;
-    for (int64_t i = 0; i < all && !is_scaled(f); i++)
+    for (int64_t i = 0; i < all && !dp_stored_has_scale(f); i++)
         S[i] = f == DP_FP16SR ? by_chance(S[i], i) : dp_store(f, S[i]);
-    for (int64_t i = 0, n; i < all && is_scaled(f); i += n) {
+    for (int64_t i = 0, n; i < all && dp_stored_has_scale(f); i += n) {
         n = entries(share_of(f), heads, K, V, i);
         store_share(element_of(f), S + i, n);
     }
@@ -148,7 +148,7 @@ double dp_stored_error(dp_format f, int heads, int K, int V, const double *S, co
     const int64_t KV = (int64_t)K * V;
     const double size = norm(S + h * KV, KV) + off[h], all = sqrt((double)KV);
     if (f == DP_FP64) return 0;
-    if (is_scaled(f)) {
+    if (dp_stored_has_scale(f)) {
         const element e = element_of(f);
         const double u = e == INT8 ? 0 : ldexp(1, -OF[e].fraction - 1);
         return (u + 0x1p-22) * size + of_spacing(f, heads, K, V, S, off, h) +

@@ -30,6 +30,8 @@ double dp_stored_scale(double most, double number);
 
 /* Is its scale that of all heads? */
 int dp_stored_by_tensor(dp_format f);
+/* Are numbers kept over a scale: fp8, int8? */
+int dp_stored_has_scale(dp_format f);
 
 /* Bound of |x stored - x| of head h, as a Frobenius norm, of a state x within `off` [heads] of S in
  * that norm. INFINITY where the format overflows. Each entry errs by at most u |x| + t: the unit
