@@ -136,8 +136,8 @@ template <int K, int FORM, int R, int C, int WARPS, class Known = AnyCall>
 static dp_status launch_columns(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
     const dim3 tiles = tiles_of(a.d, C * WARPS);
     const int ahead = blocks_ahead(dev, tiles.x * heads_of(a.d), C * WARPS * K * code_bytes(FORM));
-    return launch(dev, k_columns<K, FORM, R, C, WARPS, Known>, tiles, 32 * WARPS, 0, s, e, a,
-                  ahead);
+    return launch({dev, s, e, false}, "k_columns", k_columns<K, FORM, R, C, WARPS, Known>, tiles,
+                  32 * WARPS, 0, a, ahead);
 }
 template <int K, int FORM>
 static dp_status launch_keys(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {

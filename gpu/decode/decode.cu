@@ -172,8 +172,8 @@ static dp_status launch_tiles(const Device &dev, const DecodeArgs &a, cudaStream
     const int each = (int)sizeof(Input<K, R, C>), fit = INPUT_BYTES / each;
     const int staged = a.d.T < fit ? a.d.T : fit;
     const int ahead = blocks_ahead(dev, heads_of(a.d), K * C * code_bytes(form_of(a.d)));
-    return launch(dev, k_decode<K, R, PACKED, Known, C>, tiles_of(a.d, C), THREADS,
-                  (size_t)staged * each, s, e, a, staged, ahead);
+    return launch({dev, s, e, false}, "k_decode", k_decode<K, R, PACKED, Known, C>,
+                  tiles_of(a.d, C), THREADS, (size_t)staged * each, a, staged, ahead);
 }
 template <int K, bool PACKED>
 static dp_status launch_keys(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {

@@ -389,9 +389,9 @@ bool dpg_takes_heads(const Device &dev, const dpg_decode &d) {
 template <int FORM, bool VK>
 static dp_status launch_heads(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
     const int64_t heads = heads_of(a.d), most = Plan<FORM, VK>::BLOCKS * dev.sms;
-    CK(e, allow_shared(k_heads<FORM, VK>, (int)sizeof(Room<FORM, VK>)));
-    return launch(dev, k_heads<FORM, VK>, dim3((unsigned)(heads < most ? heads : most)),
-                  Plan<FORM, VK>::THREADS, sizeof(Room<FORM, VK>), s, e, a);
+    return launch({dev, s, e, false}, "k_heads", k_heads<FORM, VK>,
+                  dim3((unsigned)(heads < most ? heads : most)), Plan<FORM, VK>::THREADS,
+                  sizeof(Room<FORM, VK>), a);
 }
 dp_status dpg_decode_heads(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
     const bool vk = a.d.layout == DPG_STATE_VK;

@@ -7,7 +7,6 @@
 #include "dp_decode.h"
 #include "plan/launch.cuh"
 #include "plan/paths.cuh"
-#include "plan/shared.cuh"
 
 struct DecodeArgs {
     dpg_decode d;

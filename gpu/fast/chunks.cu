@@ -532,6 +532,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     ChunkSmem<K, Solve<K, V>> &sm = *(ChunkSmem<K, Solve<K, V>> *)raw;
     const Dims d = known<F>(plan);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, m = warp / 4;
+    await_grid();
     unsigned chunk = chunk_of_block(d);
     if (chunk >= (unsigned)d.NT) return;
     Place p = place_of(d, chunk, blockIdx.x);
@@ -582,6 +583,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     const Dims d = known<F>(plan);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, m = warp / 4;
     int I = m ? 3 - warp % 4 : warp; /* a scheduler has much and little of the products */
+    await_grid();
     unsigned chunk = chunk_of_block(d);
     if (chunk >= (unsigned)d.NT) return;
     Place p = place_of(d, chunk, blockIdx.x);
@@ -647,10 +649,8 @@ template <int K, int V> struct Chunks {
     static dp_status run(const Call &c) {
         auto kernel = OF_FORMATS(formats_of(c.p->d), k_chunks, K, V);
         int bytes = (int)sizeof(ChunkSmem<K, Solve<K, V>>);
-        CK(c.e, allow_shared(kernel, bytes));
-        kernel<<<chunk_grid(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, chunk_out(c));
-        CK_LAUNCH(c.e, "k_chunks");
-        return DP_OK;
+        return launch(queue_of(c), "k_chunks", kernel, chunk_grid(c.p), CHUNK_THREADS, bytes,
+                      c.p->d, *c.t, chunk_out(c));
     }
 };
 
@@ -658,10 +658,8 @@ template <int K, int V> struct Decayed {
     static dp_status run(const Call &c) {
         auto kernel = c.p->d.g_bf16 ? k_decayed<K, BF16> : k_decayed<K, WIDE_GATES>;
         int bytes = (int)sizeof(ChunkSmem<K, Inverse>);
-        CK(c.e, allow_shared(kernel, bytes));
-        kernel<<<chunk_grid(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, chunk_out(c));
-        CK_LAUNCH(c.e, "k_decayed");
-        return DP_OK;
+        return launch(queue_of(c), "k_decayed", kernel, chunk_grid(c.p), CHUNK_THREADS, bytes,
+                      c.p->d, *c.t, chunk_out(c));
     }
 };
 

@@ -194,6 +194,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     Solve<K, V> &after = sm.x.after.s;
     const Dims d = known<F>(plan);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, m = warp / 4;
+    await_grid();
     unsigned chunk = chunk_of_block(d);
     if (chunk >= (unsigned)d.NT) return;
     Place p = place_of(d, chunk, blockIdx.x);
@@ -369,6 +370,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 4)
     TriangleSmem<K, SHARED> &sm = *(TriangleSmem<K, SHARED> *)raw;
     const Dims d = known<F>(plan);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, m = warp / 4;
+    await_grid();
     unsigned chunk = chunk_of_block(d);
     if (chunk >= (unsigned)d.NT) return;
     if (!SHARED) heads = 1;
@@ -423,10 +425,8 @@ template <int K, int V> struct Triangles {
         int bytes = (int)sizeof(TriangleSmem<K, SHARED>);
         dim3 grid = chunk_grid(c.p);
         grid.x /= heads;
-        CK(c.e, allow_shared(kernel, bytes));
-        kernel<<<grid, CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, bare_out(c), heads);
-        CK_LAUNCH(c.e, "k_triangles");
-        return DP_OK;
+        return launch(queue_of(c), "k_triangles", kernel, grid, CHUNK_THREADS, bytes, c.p->d, *c.t,
+                      bare_out(c), heads);
     }
     static dp_status run(const Call &c) {
         const int heads = fast_heads_of_block(c.p);
@@ -438,11 +438,8 @@ template <int K, int V> struct ChunksOne {
     static dp_status run(const Call &c) {
         auto kernel = OF_FORMATS(formats_of(c.p->d), k_chunks_one, K, V);
         int bytes = (int)sizeof(OneSmem<K, V>);
-        CK(c.e, allow_shared(kernel, bytes));
-        kernel<<<chunk_grid(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, c.g ? c.g->dout : NULL,
-                                                               chunk_out(c));
-        CK_LAUNCH(c.e, "k_chunks_one");
-        return DP_OK;
+        return launch(queue_of(c), "k_chunks_one", kernel, chunk_grid(c.p), CHUNK_THREADS, bytes,
+                      c.p->d, *c.t, c.g ? c.g->dout : NULL, chunk_out(c));
     }
 };
 

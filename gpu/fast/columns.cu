@@ -13,6 +13,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS)
               const __grid_constant__ ChunkOut o) {
     extern __shared__ __align__(128) char raw[];
     bf16 *tile = (bf16 *)raw;
+    await_grid();
     Place p = place_of(d, blockIdx.x);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     fetch_do<V>(tile, d, dout, p);
@@ -26,10 +27,8 @@ __global__ void __launch_bounds__(CHUNK_THREADS)
 
 template <int K, int V> struct Columns {
     static dp_status run(const Call &c) {
-        k_columns<V><<<tile_count(c.p), CHUNK_THREADS, C * V * sizeof(bf16), c.s>>>(
-            c.p->d, c.g->dout, chunk_out(c));
-        CK_LAUNCH(c.e, "k_columns");
-        return DP_OK;
+        return launch(queue_of(c), "k_columns", k_columns<V>, tile_count(c.p), CHUNK_THREADS,
+                      C * V * sizeof(bf16), c.p->d, c.g->dout, chunk_out(c));
     }
 };
 

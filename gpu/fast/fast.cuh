@@ -1,8 +1,8 @@
 /* gpu/fast/fast.cuh - steps of the fast path that its files share, and launches by width. */
 #ifndef DPG_FAST_CUH
 #define DPG_FAST_CUH
+#include "plan/launch.cuh"
 #include "plan/paths.cuh"
-#include "plan/shared.cuh"
 
 struct ChunkOut;
 /* Where the plan keeps the tile's tensors. */
@@ -67,6 +67,11 @@ template <Formats F> __device__ __forceinline__ Dims known_bwd(const Dims &d) {
     return x;
 }
 #endif
+
+/* Beside another stream of the plan blocks that wait would keep multiprocessors from its kernels. */
+static inline Queue queue_of(const Call &c) { return {c.p->device, c.s, c.e, c.p->side != NULL}; }
+/* Behind chunks by which others start, blocks that came one by one would take 3% longer. */
+static inline Queue queue_of_pass(const Call &c) { return {c.p->device, c.s, c.e, true}; }
 
 /* The instance of a kernel for formats. */
 #define OF_FORMATS(f, kernel, ...)            \

@@ -609,6 +609,7 @@ __global__ void __launch_bounds__(GATED_THREADS(V), 1)
             bar_init(&sm.normed[i], EMPTY_COUNT(1));
         sm.bars.init(depth, ROW_WARPS, V / 16);
     }
+    await_grid();
     __syncthreads();
     if (warp >= FIRST_COLUMNS) {
         if (V > 64) take_registers<152>();
@@ -641,10 +642,8 @@ template <int K, int V> struct Single {
     static dp_status run(const Call &c, SingleArgs a) {
         int bytes;
         unsigned blocks = single_blocks<SingleSmem<K>, Slot<K, V>>(c, &a, &bytes);
-        CK(c.e, allow_shared(k_forward_gated<K, V>, bytes));
-        k_forward_gated<K, V><<<blocks, GATED_THREADS(V), bytes, c.s>>>(c.p->d, *c.t, a);
-        CK_LAUNCH(c.e, "k_forward_gated");
-        return DP_OK;
+        return launch(queue_of(c), "k_forward_gated", k_forward_gated<K, V>, blocks,
+                      GATED_THREADS(V), bytes, c.p->d, *c.t, a);
     }
 };
 

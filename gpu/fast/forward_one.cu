@@ -9,7 +9,6 @@
  *
  * Rows of k and q stay as they are. Factors of rows multiply products with them. */
 #include "fast/forward.cuh"
-#include "plan/launch.cuh"
 
 namespace {
 
@@ -250,9 +249,8 @@ template <int K, int V, int OF> static dp_status run_blocks(const Call &c, Singl
     typedef Slot<K, V, OF> S;
     int bytes;
     unsigned blocks = single_blocks<SingleSmem, S>(c, &a, &bytes);
-    CK(c.e, allow_shared(k_forward_one<K, V, OF>, bytes));
-    return launch(c.p->device, k_forward_one<K, V, OF>, dim3(blocks), SINGLE_THREADS(V),
-                  (size_t)bytes, c.s, c.e, c.p->d, *c.t, a);
+    return launch(queue_of(c), "k_forward_one", k_forward_one<K, V, OF>, blocks, SINGLE_THREADS(V),
+                  bytes, c.p->d, *c.t, a);
 }
 template <int K, int V> struct Single {
     static dp_status run(const Call &c, SingleArgs a) {

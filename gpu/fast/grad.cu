@@ -1036,6 +1036,7 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     GradSmem<K, V, TIGHT> &sm = *(GradSmem<K, V, TIGHT> *)raw;
     const Dims d = known_bwd<F>(plan);
     Grad<K, V, TIGHT, F> grad = {sm, d, plan, t, g, a, {kept_warp(), kept_lane()}, tiles};
+    await_grid();
     if (threadIdx.x == 0) {
         sm.place[0] = place_of(d, blockIdx.x);
         for (int i = 0; i < 3; i++)
@@ -1060,19 +1061,17 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
 /* ---- host ------------------------------------------------------------------------------------ */
 
 template <int K, int V> struct Gradients {
-    template <bool TIGHT> static dp_status launch(const Call &c, GradArgs a) {
+    template <bool TIGHT> static dp_status of(const Call &c, GradArgs a) {
         auto kernel = OF_FORMATS(formats_of_bwd(c.p->d), k_grad, K, V, TIGHT);
         int bytes = (int)sizeof(GradSmem<K, V, TIGHT>);
         unsigned tiles = tile_count(c.p), sms = (unsigned)c.p->device.sms;
         unsigned blocks = std::min(tiles, sms);
-        CK(c.e, allow_shared(kernel, bytes));
-        kernel<<<blocks, GRAD_THREADS(K), bytes, c.s>>>(c.p->d, *c.t, *c.g, a, tiles);
-        CK_LAUNCH(c.e, "k_grad");
-        return DP_OK;
+        return launch(queue_of(c), "k_grad", kernel, blocks, GRAD_THREADS(K), bytes, c.p->d, *c.t,
+                      *c.g, a, tiles);
     }
     static dp_status run(const Call &c, GradArgs a) {
-        return sizeof(GradSmem<K, V, false>) <= c.p->device.shared ? launch<false>(c, a)
-                                                                   : launch<true>(c, a);
+        return sizeof(GradSmem<K, V, false>) <= c.p->device.shared ? of<false>(c, a)
+                                                                   : of<true>(c, a);
     }
 };
 

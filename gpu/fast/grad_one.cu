@@ -472,6 +472,7 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     const Dims d = known_bwd<F>(plan);
     GradOne<K, V> grad = {sm, d, t, g, a, {kept_warp(), kept_lane()}};
     Lane l(grad.thread);
+    await_grid();
     if (threadIdx.x == 0) {
         sm.place[0] = place_of(d, blockIdx.x);
         for (int i = 0; i < 2; i++)
@@ -516,10 +517,8 @@ template <int K, int V> struct GradientsOne {
         int bytes = (int)sizeof(OneSmem<K, V>);
         unsigned tiles = tile_count(c.p), sms = (unsigned)c.p->device.sms;
         unsigned blocks = std::min(tiles, sms);
-        CK(c.e, allow_shared(kernel, bytes));
-        kernel<<<blocks, GRAD_THREADS(K), bytes, c.s>>>(c.p->d, *c.t, *c.g, a, tiles);
-        CK_LAUNCH(c.e, "k_grad_one");
-        return DP_OK;
+        return launch(queue_of(c), "k_grad_one", kernel, blocks, GRAD_THREADS(K), bytes, c.p->d,
+                      *c.t, *c.g, a, tiles);
     }
 };
 

@@ -322,6 +322,7 @@ __global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d, PreArgs a) {
     extern __shared__ __align__(1024) char raw[];
     PreSmem<K, V, FORM> &sm = *(PreSmem<K, V, FORM> *)raw;
     int hv = blockIdx.x % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    await_grid();
     Seq seq = d.seq[a.seq0 + blockIdx.x / d.HV];
     if (seq.ends) return; /* nobody asks */
     const float *s0 = seq.starts && a.s0 ? a.s0 + ((int64_t)seq.gseq * d.HV + hv) * K * V : NULL;
@@ -441,6 +442,7 @@ template <int K> __global__ void __launch_bounds__(2 * K, 1) k_reach(Dims d, Rea
     ReachSmem<K> &sm = *(ReachSmem<K> *)raw;
     int hv = blockIdx.x % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = 0;
     int at_seq = a.seq0 + blockIdx.x / d.HV;
+    await_grid();
     Seq seq = d.seq[at_seq];
     if (seq.starts) { /* nobody asks */
         if (threadIdx.x == 0) a.reach[(int64_t)seq.part * d.HV + hv] = 0;
@@ -490,16 +492,14 @@ template <int K> __global__ void __launch_bounds__(2 * K, 1) k_reach(Dims d, Rea
 
 template <int K, int V> struct Pre {
     static dp_status run(const Call &c, PreArgs a, int nseg) {
-        if (!c.p->bare) return launch<MADE>(c, a, nseg);
-        return c.p->d.Kg == 1 ? launch<GIVEN>(c, a, nseg) : launch<DECAYED>(c, a, nseg);
+        if (!c.p->bare) return of<MADE>(c, a, nseg);
+        return c.p->d.Kg == 1 ? of<GIVEN>(c, a, nseg) : of<DECAYED>(c, a, nseg);
     }
-    template <Form FORM> static dp_status launch(const Call &c, const PreArgs &a, int nseg) {
+    template <Form FORM> static dp_status of(const Call &c, const PreArgs &a, int nseg) {
         auto kernel = k_pre<K, V, FORM>;
         int bytes = (int)sizeof(PreSmem<K, V, FORM>);
-        CK(c.e, allow_shared(kernel, bytes));
-        kernel<<<(unsigned)nseg * c.p->d.HV, 2 * K, bytes, c.s>>>(c.p->d, a);
-        CK_LAUNCH(c.e, "k_pre");
-        return DP_OK;
+        return launch(queue_of(c), "k_pre", kernel, (unsigned)nseg * c.p->d.HV, 2 * K, bytes,
+                      c.p->d, a);
     }
 };
 
@@ -509,10 +509,8 @@ static_assert(sizeof(PreSmem<128, 128, GIVEN>) <= 227 * 1024, "a block on 9.0");
 template <int K> dp_status reach(const Call &c, const ReachArgs &a) {
     const dpg_plan *p = c.p;
     int bytes = (int)sizeof(ReachSmem<K>);
-    CK(c.e, allow_shared(k_reach<K>, bytes));
-    k_reach<K><<<(unsigned)(p->parts - p->is_first) * p->d.HV, 2 * K, bytes, c.s>>>(p->d, a);
-    CK_LAUNCH(c.e, "k_reach");
-    return DP_OK;
+    return launch(queue_of(c), "k_reach", k_reach<K>, (unsigned)(p->parts - p->is_first) * p->d.HV,
+                  2 * K, bytes, p->d, a);
 }
 
 } // namespace

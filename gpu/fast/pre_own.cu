@@ -235,6 +235,7 @@ __global__ void __launch_bounds__(384, 1)
     OwnSmem<K, V, FORM> &sm = *(OwnSmem<K, V, FORM> *)raw;
     const PreArgs &a = o.a;
     const int half = blockIdx.x % o.halves, hv = blockIdx.x / o.halves % d.HV;
+    await_grid();
     const Seq seq = d.seq[a.seq0 + blockIdx.x / o.halves / d.HV];
     if (seq.ends) return; /* nobody asks */
     const int warp = kept_warp(), lane = kept_lane(), threads = blockDim.x - 128;
@@ -341,6 +342,7 @@ template <int K, int V, int N> __global__ void __launch_bounds__(2 * K, 1) k_sta
     StartSmem<K, N> &sm = *(StartSmem<K, N> *)raw;
     const int blocks = V / (8 * N), hv = blockIdx.x / blocks % a.HV, j0 = blockIdx.x % blocks * N,
               warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    await_grid();
     const Cut cut = a.cut[blockIdx.x / blocks / a.HV];
     auto head = [&](int i) { return (int64_t)(cut.first + i) * a.HV + hv; };
     auto element = [&](int i) -> const Element<K, V> & {
@@ -470,10 +472,8 @@ template <int K, int V> struct Own {
         const int bytes = (int)sizeof(OwnSmem<K, V, FORM>), heads = c.p->npre * c.p->d.HV;
         static_assert(sizeof(OwnSmem<K, V, FORM>) <= 227 * 1024, "a block on 9.0");
         o.halves = K > 64 && 2 * heads <= c.p->device.sms ? 2 : 1;
-        CK(c.e, allow_shared(kernel, bytes));
-        kernel<<<(unsigned)(heads * o.halves), OWN_THREADS(K / o.halves), bytes, c.s>>>(c.p->d, o);
-        CK_LAUNCH(c.e, "k_pre_own");
-        return DP_OK;
+        return launch(queue_of(c), "k_pre_own", kernel, (unsigned)(heads * o.halves),
+                      OWN_THREADS(K / o.halves), bytes, c.p->d, o);
     }
     static dp_status starts(const Call &c, const PreArgs &pre) {
         const dpg_plan *p = c.p;
@@ -483,9 +483,8 @@ template <int K, int V> struct Own {
                              p->cuts, p->d.HV};
         auto kernel = wide ? k_starts<K, V, 4> : k_starts<K, V, 2>;
         const size_t bytes = wide ? sizeof(StartSmem<K, 4>) : sizeof(StartSmem<K, 2>);
-        kernel<<<(unsigned)(wide ? slices / 2 : slices), 2 * K, bytes, c.s>>>(a);
-        CK_LAUNCH(c.e, "k_starts");
-        return DP_OK;
+        return launch(queue_of(c), "k_starts", kernel, (unsigned)(wide ? slices / 2 : slices),
+                      2 * K, bytes, a);
     }
 };
 

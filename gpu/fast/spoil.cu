@@ -5,6 +5,7 @@
  * were made of all chunks, they have carried the NaN already. One block a segment and value head, a
  * thread a column. */
 #include "fast/fast.cuh"
+#include "instructions.cuh"
 
 namespace {
 
@@ -19,6 +20,7 @@ __device__ __forceinline__ void spoil_o(const Dims &d, T *o, const Seq &seq, int
 __global__ void k_spoil(const __grid_constant__ Dims d, const int *spoilt, void *o, float *end,
                         int seq0) {
     int hv = blockIdx.x % d.HV, v = threadIdx.x, row = seq0 + blockIdx.x / d.HV, any = 0;
+    await_grid();
     Seq seq = d.seq[row];
     for (Seq at = seq; !at.starts; at = d.seq[row])
         any |= spoilt[((int64_t)--row * d.HV + hv) * d.V + v];
@@ -35,8 +37,6 @@ __global__ void k_spoil(const __grid_constant__ Dims d, const int *spoilt, void 
 
 dp_status fast_spoil(const Call &c) {
     const dpg_plan *p = c.p;
-    k_spoil<<<(unsigned)p->nseg * p->d.HV, p->d.V, 0, c.s>>>(p->d, at<int>(c, B_SPOILT), c.t->o,
-                                                             c.t->final_state, p->nwhole);
-    CK_LAUNCH(c.e, "k_spoil");
-    return DP_OK;
+    return launch(queue_of(c), "k_spoil", k_spoil, (unsigned)p->nseg * p->d.HV, p->d.V, 0, p->d,
+                  at<int>(c, B_SPOILT), c.t->o, c.t->final_state, p->nwhole);
 }

@@ -183,8 +183,9 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) k_scan(Dims d, StateArgs a) {
     const int blocks = V / 16 / SLICES_OF_SCAN;
     int first = blockIdx.x % blocks * SLICES_OF_SCAN, hv = blockIdx.x / blocks % d.HV;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    Run run = run_of(d.seq[a.seq0 + blockIdx.x / blocks / d.HV]);
     ring_init(sm.ring, SLICES_OF_SCAN);
+    await_grid();
+    Run run = run_of(d.seq[a.seq0 + blockIdx.x / blocks / d.HV]);
     __syncthreads();
     if (warp == SLICES_OF_SCAN) {
         load_chunks<K, V, SLICES_OF_SCAN, OUT>(sm.ring, stages, sm.eC, d, a, run, hv, first, lane);
@@ -361,6 +362,7 @@ __global__ void __launch_bounds__(TEAM_THREADS(OUT)) k_team(Dims d, StateArgs a)
     auto *stages = stages_behind<Stage<K, 1>>(raw, sm);
     int slice = blockIdx.x % (V / 16), hv = blockIdx.x / (V / 16) % d.HV;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    await_grid();
     Run run = run_of(d.seq[a.seq0 + blockIdx.x / (V / 16) / d.HV]);
     if (threadIdx.x == 0)
         for (int i = 0; i < 2; i++) {
@@ -384,10 +386,8 @@ template <int K, int V, bool OUT, bool KEEP>
 dp_status launch_team(const Call &c, StateArgs a, int nseq) {
     auto kernel = k_team<K, V, OUT, KEEP>;
     int bytes = ring_bytes(c.p, &a, sizeof(TeamSmem<K>), sizeof(Stage<K, 1>));
-    CK(c.e, allow_shared(kernel, bytes));
-    kernel<<<(unsigned)nseq * c.p->d.HV *(V / 16), TEAM_THREADS(OUT), bytes, c.s>>>(c.p->d, a);
-    CK_LAUNCH(c.e, "k_team");
-    return DP_OK;
+    return launch(queue_of_pass(c), "k_team", kernel, (unsigned)nseq * c.p->d.HV * (V / 16),
+                  TEAM_THREADS(OUT), bytes, c.p->d, a);
 }
 
 template <int K, int V, bool OUT, bool KEEP>
@@ -396,21 +396,18 @@ dp_status launch_scan(const Call &c, StateArgs a, int nseq) {
     int bytes =
         ring_bytes(c.p, &a, sizeof(ScanSmem<K, OUT, KEEP>), sizeof(Stage<K, SLICES_OF_SCAN>));
     unsigned blocks = (unsigned)nseq * c.p->d.HV * (V / 16 / SLICES_OF_SCAN);
-    CK(c.e, allow_shared(kernel, bytes));
-    kernel<<<blocks, SCAN_THREADS, bytes, c.s>>>(c.p->d, a);
-    CK_LAUNCH(c.e, "k_scan");
-    return DP_OK;
+    return launch(queue_of_pass(c), "k_scan", kernel, blocks, SCAN_THREADS, bytes, c.p->d, a);
 }
 
 template <int K, int V> struct Pass {
-    template <bool OUT, bool KEEP> static dp_status launch(const Call &c, StateArgs a, int nseq) {
+    template <bool OUT, bool KEEP> static dp_status of(const Call &c, StateArgs a, int nseq) {
         return by_teams(c.p, nseq) ? launch_team<K, V, OUT, KEEP>(c, a, nseq)
                                    : launch_scan<K, V, OUT, KEEP>(c, a, nseq);
     }
     static dp_status run(const Call &c, StateArgs a, int nseq) {
-        if (a.hm && !a.o) return launch<false, false>(c, a, nseq);
-        if (!a.o) return launch<false, true>(c, a, nseq);
-        return a.states ? launch<true, true>(c, a, nseq) : launch<true, false>(c, a, nseq);
+        if (a.hm && !a.o) return of<false, false>(c, a, nseq);
+        if (!a.o) return of<false, true>(c, a, nseq);
+        return a.states ? of<true, true>(c, a, nseq) : of<true, false>(c, a, nseq);
     }
 };
 

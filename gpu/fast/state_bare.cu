@@ -226,6 +226,7 @@ __global__ void TOGETHER(V / BLOCK_V) __launch_bounds__(BARE_THREADS, 1)
     ring_init(sm.middle, 4, FULL_COUNT_16(1));
     ring_init(sm.query, 4, FULL_COUNT_16(1));
     ring_init(sm.out, 4);
+    await_grid();
     __syncthreads();
     BareWarp<K, V, SEVERAL> w = {d, a, sm, warp, first + warp, lane};
     if (part == 0) {
@@ -255,10 +256,7 @@ template <int K, int V> struct BarePass {
         unsigned blocks = pass_blocks(c.p, &a.a, V / BLOCK_V);
         bool several = blocks < (unsigned)a.a.heads * (V / BLOCK_V);
         auto kernel = several ? k_scan_bare<K, V, true> : k_scan_bare<K, V, false>;
-        CK(c.e, allow_shared(kernel, bytes));
-        kernel<<<blocks, BARE_THREADS, bytes, c.s>>>(c.p->d, a);
-        CK_LAUNCH(c.e, "k_scan_bare");
-        return DP_OK;
+        return launch(queue_of(c), "k_scan_bare", kernel, blocks, BARE_THREADS, bytes, c.p->d, a);
     }
 };
 

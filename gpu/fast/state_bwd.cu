@@ -120,8 +120,9 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) k_scan_bwd(Dims d, StateArgs 
     const int blocks = V / 16 / SLICES_OF_SCAN;
     int first = blockIdx.x % blocks * SLICES_OF_SCAN, hv = blockIdx.x / blocks % d.HV;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    Run run = run_at(d, a, a.seq0 + blockIdx.x / blocks / d.HV, hv);
     ring_init(sm.ring, SLICES_OF_SCAN);
+    await_grid();
+    Run run = run_at(d, a, a.seq0 + blockIdx.x / blocks / d.HV, hv);
     __syncthreads();
     if (warp == SLICES_OF_SCAN) {
         load_chunks<K, V, SLICES_OF_SCAN>(sm.ring, stages, d, a, run, hv, first, lane);
@@ -265,8 +266,9 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1) k_team_bwd(Dims d, StateArgs 
     auto *stages = stages_behind<Stage<K, 1>>(raw, sm);
     int slice = blockIdx.x % (V / 16), hv = blockIdx.x / (V / 16) % d.HV;
     int t = threadIdx.x / 32, lane = threadIdx.x % 32;
-    Run run = run_at(d, a, a.seq0 + blockIdx.x / (V / 16) / d.HV, hv);
     ring_init(sm.ring, 4);
+    await_grid();
+    Run run = run_at(d, a, a.seq0 + blockIdx.x / (V / 16) / d.HV, hv);
     __syncthreads();
     if (t == 4) {
         load_chunks<K, V, 1>(sm.ring, stages, d, a, run, hv, slice, lane);
@@ -283,18 +285,14 @@ template <int K, int V> struct PassBwd {
         auto kernel = k_scan_bwd<K, V>;
         int bytes = ring_bytes(c.p, &a, sizeof(ScanSmem<K>), sizeof(Stage<K, SLICES_OF_SCAN>));
         unsigned blocks = (unsigned)nseq * c.p->d.HV * (V / 16 / SLICES_OF_SCAN);
-        CK(c.e, allow_shared(kernel, bytes));
-        kernel<<<blocks, SCAN_THREADS, bytes, c.s>>>(c.p->d, a);
-        CK_LAUNCH(c.e, "k_scan_bwd");
-        return DP_OK;
+        return launch(queue_of_pass(c), "k_scan_bwd", kernel, blocks, SCAN_THREADS, bytes, c.p->d,
+                      a);
     }
     static dp_status team(const Call &c, StateArgs a, int nseq) {
         auto kernel = k_team_bwd<K, V>;
         int bytes = ring_bytes(c.p, &a, sizeof(TeamSmem<K>), sizeof(Stage<K, 1>));
-        CK(c.e, allow_shared(kernel, bytes));
-        kernel<<<(unsigned)nseq * c.p->d.HV *(V / 16), TEAM_THREADS, bytes, c.s>>>(c.p->d, a);
-        CK_LAUNCH(c.e, "k_team_bwd");
-        return DP_OK;
+        return launch(queue_of_pass(c), "k_team_bwd", kernel, (unsigned)nseq * c.p->d.HV * (V / 16),
+                      TEAM_THREADS, bytes, c.p->d, a);
     }
     static dp_status run(const Call &c, StateArgs a, int nseq) {
         return by_teams(c.p, nseq) ? team(c, a, nseq) : scan(c, a, nseq);

@@ -217,6 +217,7 @@ __global__ void TOGETHER(V / BLOCK_V) __launch_bounds__(GATED_THREADS, 1)
     ring_init(sm.back, 4);
     ring_init(sm.query, 4);
     ring_init(sm.last, 4);
+    await_grid();
     __syncthreads();
     GatedWarp<K, V, SEVERAL> w = {d, a, sm, warp % 4, first + warp % 4, lane};
     if (warp < 4) {
@@ -249,10 +250,7 @@ template <int K, int V> struct GatedPass {
         unsigned blocks = pass_blocks(c.p, &a.a, V / BLOCK_V);
         bool several = blocks < (unsigned)a.a.heads * (V / BLOCK_V);
         auto kernel = several ? k_scan_gated<K, V, true> : k_scan_gated<K, V, false>;
-        CK(c.e, allow_shared(kernel, bytes));
-        kernel<<<blocks, GATED_THREADS, bytes, c.s>>>(c.p->d, a);
-        CK_LAUNCH(c.e, "k_scan_gated");
-        return DP_OK;
+        return launch(queue_of(c), "k_scan_gated", kernel, blocks, GATED_THREADS, bytes, c.p->d, a);
     }
 };
 

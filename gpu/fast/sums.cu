@@ -11,6 +11,7 @@ namespace {
 template <int K>
 __global__ void __launch_bounds__(256) k_norm(Dims d, dpg_tensors t, dpg_grads g, GradArgs a) {
     const int P = K / 8;
+    await_grid();
     int ch = blockIdx.x / d.H, hq = blockIdx.x % d.H, lr = d.lr;
     int64_t tile0 = (int64_t)ch * d.HV + hq * d.G;
     Chunk c = d.chunk[ch];
@@ -61,6 +62,7 @@ __global__ void __launch_bounds__(256) k_norm(Dims d, dpg_tensors t, dpg_grads g
  * k_log_sum adds up. */
 __global__ void k_sums(Dims d, int run0, const float *part, float *gsum, float *by_channel) {
     __shared__ double sum[2][8][32];
+    await_grid();
     Seq run = d.seq[run0 + blockIdx.y];
     gsum += (int64_t)blockIdx.y * d.HV * (1 + d.Kg);
     by_channel += (int64_t)blockIdx.y * d.HV * d.Kg;
@@ -85,13 +87,16 @@ __global__ void k_sums(Dims d, int run0, const float *part, float *gsum, float *
     gsum[d.HV + hv * d.Kg + k] = (float)sb;
 }
 __global__ void k_log_sum(Dims d, const float *by_channel, float *gsum) {
-    int hv = blockIdx.x * blockDim.x + threadIdx.x;
+    __shared__ float term[128];
+    await_grid();
+    const int64_t head = (int64_t)blockIdx.y * d.HV + blockIdx.x;
+    if ((int)threadIdx.x < d.Kg) term[threadIdx.x] = by_channel[head * d.Kg + threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x) return;
     double s = 0;
-    gsum += (int64_t)blockIdx.y * d.HV * (1 + d.Kg);
-    by_channel += (int64_t)blockIdx.y * d.HV * d.Kg;
-    for (int k = 0; hv < d.HV && k < d.Kg; k++)
-        s += by_channel[hv * d.Kg + k];
-    if (hv < d.HV) gsum[hv] = (float)s;
+    for (int k = 0; k < d.Kg; k++)
+        s += term[k];
+    gsum[head + (int64_t)blockIdx.y * d.HV * d.Kg] = (float)s;
 }
 
 } // namespace
@@ -100,12 +105,10 @@ dp_status fast_sums(const Call &c) {
     const Dims &d = c.p->d;
     float *gsum = at<float>(c, B_GSUM), *channel = at<float>(c, B_DG), *part = at<float>(c, B_PART);
     unsigned runs = (unsigned)c.p->nrun;
-    k_sums<<<dim3((unsigned)d.HV * ((d.Kg + 31) / 32), runs), 256, 0, c.s>>>(d, c.p->run0, part,
-                                                                             gsum, channel);
-    CK_LAUNCH(c.e, "k_sums");
-    k_log_sum<<<dim3((d.HV + 127) / 128, runs), 128, 0, c.s>>>(d, channel, gsum);
-    CK_LAUNCH(c.e, "k_log_sum");
-    return DP_OK;
+    TRY(launch(queue_of(c), "k_sums", k_sums, dim3((unsigned)d.HV * ((d.Kg + 31) / 32), runs), 256,
+               0, d, c.p->run0, part, gsum, channel));
+    return launch(queue_of(c), "k_log_sum", k_log_sum, dim3((unsigned)d.HV, runs), 128, 0, d,
+                  channel, gsum);
 }
 
 dp_status fast_norm(const Call &c) {
@@ -113,7 +116,6 @@ dp_status fast_norm(const Call &c) {
     FAULT_TO_DEVICE(c.e, c.s);
     if (grads_are_whole(d)) return DP_OK;
     auto kernel = d.K == 64 ? k_norm<64> : k_norm<128>;
-    kernel<<<(unsigned)((int64_t)d.NT * d.H), 256, 0, c.s>>>(d, *c.t, *c.g, grad_args(c));
-    CK_LAUNCH(c.e, "k_norm");
-    return DP_OK;
+    return launch(queue_of(c), "k_norm", kernel, (unsigned)((int64_t)d.NT * d.H), 256, 0, d, *c.t,
+                  *c.g, grad_args(c));
 }
