@@ -154,6 +154,39 @@ __device__ __forceinline__ void await_grid() {
     asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+/* Of these the latter. */
+__device__ __forceinline__ void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* ---- numbers by which kernels that run at once wait for each other --------------------------- */
+
+/* Behind what this thread has stored, or has seen stored. */
+__device__ __forceinline__ void add_release(unsigned *x, unsigned n) {
+#ifndef DPG_NO_MMA
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(x), "r"(n) : "memory");
+#else
+    *x += n;
+#endif
+}
+/* Once *x is n or more, what others had stored before they added is there. */
+__device__ __forceinline__ void await_acquire(const unsigned *x, unsigned n) {
+#if DPG_BULK
+    for (unsigned y = 0;;) {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(y) : "l"(x) : "memory");
+        if (y >= n) break;
+        __nanosleep(200);
+    }
+#endif
+}
+/* Also for copies in bulk of this thread. */
+__device__ __forceinline__ void bulk_fence() {
+#if DPG_BULK
+    asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+}
 
 /* ---- tensor cores ---------------------------------------------------------------------------- */
 
@@ -520,6 +553,15 @@ __device__ __forceinline__ void drain_commit(int lane) {
 __device__ __forceinline__ void drain_wait(int lane) {
 #if DPG_BULK
     if (lane == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+#endif
+}
+
+/* All but the last N groups of this warp's drains are in memory. */
+template <int N> __device__ __forceinline__ void drain_done(int lane) {
+#if DPG_BULK
+    if (lane == 0) asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
+#else
+    __syncwarp();
 #endif
 }
 

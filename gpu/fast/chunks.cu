@@ -641,6 +641,7 @@ ChunkOut chunk_out(const Call &c) {
     o.TB = b(B_TB);
     o.gcum = at<float>(c, B_GCUM);
     o.odd = at<int>(c, B_ODD);
+    o.ready = at<unsigned>(c, B_READY);
     return o;
 }
 

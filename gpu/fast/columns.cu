@@ -14,6 +14,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS)
     extern __shared__ __align__(128) char raw[];
     bf16 *tile = (bf16 *)raw;
     await_grid();
+    if (blockIdx.x == 0) clear_ready(o.ready, d.NT);
     Place p = place_of(d, blockIdx.x);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     fetch_do<V>(tile, d, dout, p);

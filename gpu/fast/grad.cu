@@ -838,7 +838,7 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
     const dpg_grads &g;
     const GradArgs &a;
     const Thread thread;
-    const unsigned tiles;
+    const unsigned end; /* behind the last tile */
     static const int NT = V / (K / 32) / 8;
 
     /* The place of this tile, or (phase ^ 1) of the next. */
@@ -955,7 +955,7 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
         if (a.whole) sum_dots(sm, c, x, l);
         drain_fence(); /* rows of k and q lie where operands come */
         __syncthreads();
-        if (!TIGHT && next < tiles) Loader<K, V, TIGHT>(sm, a, l).late(next);
+        if (!TIGHT && next < end) Loader<K, V, TIGHT>(sm, a, l).late(next);
         if (a.whole && d.l2norm) through_norm<K>(c.dq, x.q, sm.of_row.dot[0], sm.rq, l);
         compiler_fence(); /* only now are there registers */
         RawGates raw;
@@ -978,7 +978,7 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
         __syncwarp();
         bar_arrive_warp(&sm.left, l.lane);
     }
-    /* next: `tiles` or more behind the last. */
+    /* next: `end` or more behind the last. */
     __device__ __forceinline__ void tile(unsigned i, unsigned next, int phase, Ahead<K> &ahead) {
         Carried c;
         Given x;
@@ -1000,7 +1000,7 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
             __syncthreads();
             solve(v, phase);
         }
-        states(c, x, next < tiles ? next : i, phase);
+        states(c, x, next < end ? next : i, phase);
         drain_fence(); /* dP and dL lie where T and L come */
         __syncthreads();
         Lane l(thread);
@@ -1012,7 +1012,7 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
             __syncthreads(); /* what it has read is written anew */
             make_rows(sm, d, t, a, p, l, ahead, false, c.gam, x, phase);
             __syncthreads();
-        } else if (next < tiles)
+        } else if (next < end)
             load.early(next);
         Kept{sm.given}.put(x, l);
         if (!TIGHT) sum_written(sm, l.thread());
@@ -1030,15 +1030,16 @@ template <int K, int V, bool TIGHT, Formats F>
 __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     k_grad(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
            const __grid_constant__ dpg_grads g, const __grid_constant__ GradArgs a,
-           unsigned tiles) {
+           const TileRange x) {
     if (TIGHT && ROOMY_BLOCKS) return; /* never launched there: no code */
     extern __shared__ __align__(1024) char raw[];
     GradSmem<K, V, TIGHT> &sm = *(GradSmem<K, V, TIGHT> *)raw;
     const Dims d = known_bwd<F>(plan);
-    Grad<K, V, TIGHT, F> grad = {sm, d, plan, t, g, a, {kept_warp(), kept_lane()}, tiles};
-    await_grid();
+    Grad<K, V, TIGHT, F> grad = {sm, d, plan, t, g, a, {kept_warp(), kept_lane()}, x.to};
+    begin_tiles(x);
+    const unsigned first = x.from + blockIdx.x;
     if (threadIdx.x == 0) {
-        sm.place[0] = place_of(d, blockIdx.x);
+        sm.place[0] = place_of(d, first);
         for (int i = 0; i < 3; i++)
             bar_init(&sm.came[i], FULL_COUNT);
         bar_init(&sm.left, EMPTY_COUNT(K / 8));
@@ -1048,14 +1049,15 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     Lane l(grad.thread);
     Loader<K, V, TIGHT> load(sm, a, l);
     if (!TIGHT) {
-        load.early(blockIdx.x);
-        load.late(blockIdx.x);
+        load.early(first);
+        load.late(first);
     }
     Ahead<K> ahead;
     if (!TIGHT) ahead.fetch(d, t, grad.place(0), l);
     int phase = 0;
-    for (unsigned i = blockIdx.x; i < tiles; i += gridDim.x, phase ^= 1)
+    for (unsigned i = first; i < x.to; i += gridDim.x, phase ^= 1)
         grad.tile(i, i + gridDim.x, phase, ahead);
+    end_tiles(x);
 }
 
 /* ---- host ------------------------------------------------------------------------------------ */
@@ -1064,10 +1066,10 @@ template <int K, int V> struct Gradients {
     template <bool TIGHT> static dp_status of(const Call &c, GradArgs a) {
         auto kernel = OF_FORMATS(formats_of_bwd(c.p->d), k_grad, K, V, TIGHT);
         int bytes = (int)sizeof(GradSmem<K, V, TIGHT>);
-        unsigned tiles = tile_count(c.p), sms = (unsigned)c.p->device.sms;
-        unsigned blocks = std::min(tiles, sms);
-        return launch(queue_of(c), "k_grad", kernel, blocks, GRAD_THREADS(K), bytes, c.p->d, *c.t,
-                      *c.g, a, tiles);
+        return over_tiles(c, [&](unsigned blocks, TileRange x) {
+            return launch(queue_of(c), "k_grad", kernel, blocks, GRAD_THREADS(K), bytes, c.p->d,
+                          *c.t, *c.g, a, x);
+        });
     }
     static dp_status run(const Call &c, GradArgs a) {
         return sizeof(GradSmem<K, V, false>) <= c.p->device.shared ? of<false>(c, a)

@@ -3,6 +3,7 @@
 #ifndef DPG_GRAD_CUH
 #define DPG_GRAD_CUH
 #include "fast/fast.cuh"
+#include "fast/ready.cuh"
 #include "fast/rows.cuh"
 
 /* A tile's warps: (I, cq) of 4 x K / 32, rows 16 I .. and the cq-th part of the columns. */
@@ -15,6 +16,17 @@ struct GradArgs {
     float *norm;    /* 1/norms of the rows of k, then of q, for what follows; or NULL */
     float *part;    /* terms of dA_log, ddt_bias: [tile][2][Kg] */
 };
+
+/* state_bwd.cu: tiles whose gradients start while the pass runs, none if ready is NULL; in *blocks
+ * blocks. */
+TileRange tiles_beside(const Call &c, unsigned *blocks);
+/* All tiles in one launch or in two: f(blocks, range). */
+template <class F> static inline dp_status over_tiles(const Call &c, F f) {
+    unsigned blocks;
+    const TileRange beside = tiles_beside(c, &blocks), others = {0, beside.from, NULL, 0};
+    if (beside.ready) TRY(f(blocks, beside));
+    return f(std::min(others.to, (unsigned)c.p->device.sms), others);
+}
 
 /* Where the plan keeps what the gradients of a tile read and write. */
 GradArgs grad_args(const Call &c);

@@ -466,27 +466,28 @@ template <int K, int V, Formats F>
 __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     k_grad_one(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
                const __grid_constant__ dpg_grads g, const __grid_constant__ GradArgs a,
-               unsigned tiles) {
+               const TileRange x) {
     extern __shared__ __align__(1024) char raw[];
     OneSmem<K, V> &sm = *(OneSmem<K, V> *)raw;
     const Dims d = known_bwd<F>(plan);
     GradOne<K, V> grad = {sm, d, t, g, a, {kept_warp(), kept_lane()}};
     Lane l(grad.thread);
-    await_grid();
+    begin_tiles(x);
+    const unsigned first = x.from + blockIdx.x;
     if (threadIdx.x == 0) {
-        sm.place[0] = place_of(d, blockIdx.x);
+        sm.place[0] = place_of(d, first);
         for (int i = 0; i < 2; i++)
             bar_init(&sm.came[i], FULL_COUNT);
         bar_init_end();
     }
     __syncthreads();
-    if (l.warp == 0) load(sm, a, blockIdx.x, l.lane);
+    if (l.warp == 0) load(sm, a, first, l.lane);
     Ahead<K> ahead;
     ahead.load(d, t, sm.place[0], l);
     GateSum<K> gate = {};
     Place *now = sm.place, *next = now + 1, *before = NULL;
     int phase = 0;
-    for (unsigned i = blockIdx.x; i < tiles; i += gridDim.x, phase ^= 1) {
+    for (unsigned i = first; i < x.to; i += gridDim.x, phase ^= 1) {
         float dq[4][4] = {}, dk[4][4] = {};
         unsigned after = i + gridDim.x;
         Place p = *now;
@@ -494,10 +495,10 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
         v.load(d, t, p, l);
         grad.rows(p, ahead, gate, before);
         grad.solve(p, v, phase);
-        grad.states(p, dq, dk, next, after < tiles ? after : i, phase);
+        grad.states(p, dq, dk, next, after < x.to ? after : i, phase);
         drain_fence(); /* dE lies where dv_new comes */
         __syncthreads();
-        if (l.warp == 0 && after < tiles) load(sm, a, after, l.lane);
+        if (l.warp == 0 && after < x.to) load(sm, a, after, l.lane);
         ahead.load(d, t, *next, l);
         grad.ends(p, dq, dk, gate);
         Place *free = before ? before : sm.place + 2;
@@ -507,6 +508,7 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
         __syncthreads();
     }
     if (l.warp == GATE_WARP) gate.run(sm, d, g, a, *before, l.lane);
+    end_tiles(x);
 }
 
 /* ---- host ------------------------------------------------------------------------------------ */
@@ -515,10 +517,10 @@ template <int K, int V> struct GradientsOne {
     static dp_status run(const Call &c, GradArgs a) {
         auto kernel = OF_FORMATS(formats_of_bwd(c.p->d), k_grad_one, K, V);
         int bytes = (int)sizeof(OneSmem<K, V>);
-        unsigned tiles = tile_count(c.p), sms = (unsigned)c.p->device.sms;
-        unsigned blocks = std::min(tiles, sms);
-        return launch(queue_of(c), "k_grad_one", kernel, blocks, GRAD_THREADS(K), bytes, c.p->d,
-                      *c.t, *c.g, a, tiles);
+        return over_tiles(c, [&](unsigned blocks, TileRange x) {
+            return launch(queue_of(c), "k_grad_one", kernel, blocks, GRAD_THREADS(K), bytes, c.p->d,
+                          *c.t, *c.g, a, x);
+        });
     }
 };
 

@@ -26,6 +26,7 @@ struct StateArgs {
     float *hm;                   /* the last state of a segment, for H or dH: rows of `row` words */
     bool goes_on;                /* hm: not of sequences that end there */
     const int *reach;            /* backward, for dH of parts: of how many first chunks; or NULL */
+    unsigned *ready;             /* backward (ready.cuh); or NULL */
     int *spoilt;                 /* B_SPOILT of a plan without w and u; or NULL */
     int row, seq0, parts; /* seq0: the first row of Dims.seq; parts: segments of all that are cut,
                            * 1: whole to the backward */

@@ -15,6 +15,7 @@
  *     dv_new  of tokens 16 t ..; dh goes out                kg, Aqk, do; X[buf], xs[buf] behind the
  *                                                           barrier
  *     dS      of its channels; dv_new goes out              X[buf]; qg, w, eC */
+#include "fast/grad.cuh"
 #include "fast/state.cuh"
 
 namespace {
@@ -154,6 +155,7 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) k_scan_bwd(Dims d, StateArgs 
         update<K, K / 8>(S, oa, xa, st, 0, d.scale, lane);
         __syncwarp();
         bar_arrive_warp(&sm.ring.empty[turn.slot], lane);
+        count_ready(a.ready, i + 1, run.n, lane);
     }
     each<K / 8>(S, lane, [&](int k, int v, float &s) {
         last_state<true>(d, a, run, hv, k, slice * 16 + v, s);
@@ -314,6 +316,28 @@ static StateArgs state_args(const Call &c) {
     return a;
 }
 
+/* A tile takes as long as STEPS steps of the pass beside it (reports/device/speed.txt). */
+TileRange tiles_beside(const Call &c, unsigned *blocks) {
+    const dpg_plan *p = c.p;
+    const Dims &d = p->d;
+    const int STEPS = d.Kg == 1 ? 7 : 10, sms = p->device.sms, pass = d.HV * (d.V / 64);
+    const int tiles = (int)tile_count(p), one = c.overlaps && d.nseq == 1 && p->parts == 1;
+    if (!one || p->device.major < 9 || by_teams(p, 1) || pass >= sms)
+        return {(unsigned)tiles, (unsigned)tiles, NULL, 0};
+    const int free = sms - pass;
+    auto chunks = [&](int each) { return (free * each + d.HV - 1) / d.HV; };
+    auto turns = [&](int each) { return (tiles - free * each + sms - 1) / sms; };
+    int most = 0, each = 0;
+    while (chunks(most + 1) + READY + (most + 1) * STEPS <= d.NT)
+        most++;
+    while (turns(each) > turns(most))
+        each++;
+    const int from = tiles - free * each, group = (chunks(each) - 1) / READY;
+    const unsigned *ready = each ? at<unsigned>(c, B_READY) + group : NULL;
+    *blocks = (unsigned)free;
+    return {(unsigned)from, (unsigned)tiles, ready, (unsigned)pass * SLICES_OF_SCAN};
+}
+
 dp_status fast_bwd_state(const Call &c) {
     FAULT_TO_DEVICE(c.e, c.s);
     StateArgs a = state_args(c);
@@ -321,6 +345,8 @@ dp_status fast_bwd_state(const Call &c) {
     a.end = c.g->ds0;
     a.states = at<bf16>(c, B_DH);
     a.news = at<bf16>(c, B_DV_NEW);
+    unsigned blocks;
+    if (tiles_beside(c, &blocks).ready) a.ready = at<unsigned>(c, B_READY);
     /* segments side by side if the forward left their M */
     a.seq0 = c.p->parts > 1 ? 0 : c.p->whole0;
     return by_widths<PassBwd>(c, a, c.p->parts > 1 ? c.p->nrow : c.p->d.nseq);

@@ -1,4 +1,5 @@
 /* gpu/plan/layout.cu - the workspace of a plan: which buffers a path keeps, and where they lie. */
+#include "fast/ready.cuh"
 #include "plan/paths.cuh"
 #include "plan/sending.cuh"
 
@@ -130,6 +131,7 @@ static void layout_fast_bwd(dpg_plan *pl) {
     for (int slot : {B_DO, B_DV_NEW})
         add(pl, slot, tiles * C * d.V, 1, SLICES);
     add(pl, B_DH, tiles * d.K * d.V, 1, SLICES);
+    if (d.nseq == 1) add(pl, B_READY, groups_of_ready(d.NT), 0);
     add(pl, B_DG, (int64_t)d.HV * d.Kg * pl->nrun, 0); /* terms of dA_log by channel */
     if (grads_are_whole(d)) return;
     /* summed over groups and keys behind the tiles */

@@ -127,6 +127,7 @@ enum Slot {
     B_DV_LOCAL, /* backward: Aqk' do */
     B_DV_NEW,   /* gradient of v_new */
     B_DH,       /* gradient of the state after each chunk */
+    B_READY,    /* fast: of how many chunks it is there (fast/ready.cuh) */
     B_DHM,      /* (dH, dM) of the rank; gathered */
     B_DHMALL,
     B_REACH, /* fast: chunks of each segment that its H depends on, from the last on; backward: its
@@ -268,6 +269,7 @@ struct Call {
     void *ws;
     cudaStream_t s;
     dp_err *e;
+    bool overlaps = false; /* one call does all steps of the backward, on one stream */
 };
 
 template <class T> static inline T *at(const dpg_plan *p, void *ws, int slot) {

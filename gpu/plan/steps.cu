@@ -292,6 +292,7 @@ dp_status dpg_backward_steps(dpg_plan *pl, const dpg_tensors *t, const dpg_grads
         return dpg_fail(e, DP_EINPUT,
                         "dpg_backward: under save all it reads what the forward left in the "
                         "workspace, and no forward of this plan ran in this one");
+    c.overlaps = steps == DPG_BWD_ALL && !c.p->side;
     return backward_steps(c, comm, steps);
 }
 

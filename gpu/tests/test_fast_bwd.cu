@@ -11,6 +11,7 @@
  *             there on, results are those over the whole sequence, and NaN goes as far
  *   batches   of these: sequences of a batch that are cut in segments, several at once, have the
  *             bits that each has alone, and nothing of one reaches another
+ *   beside    of these: tiles whose gradients start beside the pass over states
  *   packed    sequences of chunks that are not whole, none cut: each has the bits that it has
  *             alone, also where the next one begins with NaN
  *   wide      of these: values wider than the kernels have the bits of as many narrower heads
@@ -546,6 +547,20 @@ static void batches(int runs) {
     }
 }
 
+/* Gradients of the last chunks start beside a pass that leaves multiprocessors free. */
+static void beside(int runs) {
+    int sms;
+    CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
+    const int HV = sms / 4 + 1, T = 64 * (runs > 1 ? 64 : 19) + 5;
+    for (int gdn : {0, 1}) {
+        Case c = {"beside", {0, T}, 1, HV, 64, 64, DP_GATE_LOG, -0.02f, 0, 1, gdn};
+        How how = {DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, 1};
+        how.whole = how.segments = 1;
+        in_every_way(c, make(c, 7), how, runs);
+        printf("beside %d heads: %d times\n", HV, runs);
+    }
+}
+
 /* A value that is not finite in a sequence's first token of v stays out of the sequence before,
  * whose last chunk ends before it. */
 static void apart(const Case &c, const Tensors &x, const How &how) {
@@ -669,6 +684,7 @@ static void bitwise(int runs) {
     kept(sizeof kept_ways / sizeof *kept_ways);
     forgets();
     batches(runs);
+    beside(runs);
     packed();
     wide();
     printf("bitwise: %d checks so far\n", checks);
@@ -706,6 +722,8 @@ int main(int argc, char **argv) {
         forgets();
     else if (mode == "batches")
         batches(1);
+    else if (mode == "beside")
+        beside(1);
     else if (mode == "packed")
         packed();
     else if (mode == "wide")

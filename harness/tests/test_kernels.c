@@ -566,6 +566,18 @@ DP_TEST(kernels, what_a_forward_left_gives_the_bits_of_what_is_recomputed) {
     }
 }
 
+/* Where a pass leaves multiprocessors free, gradients of its last chunks start beside it. */
+DP_TEST(kernels, gradients_beside_a_pass_have_the_bits_of_those_behind_it) {
+    NEEDS_KERNELS;
+    char cmd[4096], out[8192];
+    snprintf(cmd, sizeof cmd,
+             "DP_CPU_CAPABILITY=90 DP_CPU_MULTIPROCESSORS=8 \"$(dirname '%s')/test_fast_bwd\" "
+             "beside",
+             program());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
+}
+
 /* Chunks from which nothing reaches a segment's end are not read, unless they are not finite. */
 DP_TEST(kernels, what_is_forgotten_within_a_segment_is_not_read) {
     NEEDS_KERNELS;

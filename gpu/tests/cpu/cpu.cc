@@ -265,6 +265,12 @@ int attributes_set() {
     return allowed.calls;
 }
 
+void has_come(unsigned came, unsigned n) {
+    if (came == n) return;
+    fprintf(stderr, "block %u waits for %u where %u have come\n", block.x, n, came);
+    abort();
+}
+
 static void check_shared(const void *kernel, size_t bytes) {
     std::lock_guard<std::mutex> held(allowed.lock);
     if (bytes <= 48 << 10 || bytes <= allowed.most[{kernel, device}]) return;

@@ -40,6 +40,9 @@ void store_matrices(void **lane);
 void store_transposed(void **lane);
 void warpgroup(void **lane);
 
+/* Kernels run one after the other: a wait for n of them would be for ever if fewer had come. */
+void has_come(unsigned came, unsigned n);
+
 float tf32_rna(float x);
 void sync_part(int id, int n);
 /* Shared memory as instructions address it. */

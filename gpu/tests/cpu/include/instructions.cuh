@@ -42,6 +42,10 @@ static inline float2 of_fp16(uint32_t halves) {
     return make_float2(value(halves & 0xffff), value(halves >> 16));
 }
 static inline void await_grid() {}
+static inline void let_next_start() {}
+static inline void bulk_fence() {}
+static inline void add_release(unsigned *x, unsigned n) { *x += n; }
+static inline void await_acquire(const unsigned *x, unsigned n) { cpu::has_come(*x, n); }
 static inline float tf32_rna(float x) { return cpu::tf32_rna(x); }
 
 static inline void mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
@@ -129,6 +133,7 @@ static inline void drain_pieces(void *dst, int bytes, const void *src, int each,
 }
 static inline void drain_commit(int) {}
 static inline void drain_wait(int) {}
+template <int N> static inline void drain_done(int) {}
 
 /* Rows of 128 bytes, pieces of 16 bytes p of row r at p ^ (r & 7), as the swizzle of 128 bytes lays
  * them. */

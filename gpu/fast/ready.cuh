@@ -1,0 +1,50 @@
+/* gpu/fast/ready.cuh - gradients of tiles beside the pass over states that they read (backward). A
+ * pass of few heads leaves multiprocessors free. There a launch of its own takes the last tiles of
+ * one sequence in one piece, once the pass has stored the states of their chunks. It counts who has
+ * stored a group of READY chunks, from the last one on. */
+#ifndef DPG_READY_CUH
+#define DPG_READY_CUH
+#include "instructions.cuh"
+#include "plan/plan.cuh"
+
+#define READY 8
+static inline int groups_of_ready(int chunks) { return (chunks + READY - 1) / READY; }
+
+/* Tiles of a launch of gradients. */
+struct TileRange {
+    unsigned from, to;
+    const unsigned *ready; /* NULL: the pass has ended; else the number to wait for.. */
+    unsigned writers;      /* .. until it is this one */
+};
+
+#ifdef __CUDACC__
+/* By threads of one block, in a kernel before the pass; ready: a number a group, or NULL. */
+__device__ __forceinline__ void clear_ready(unsigned *ready, int chunks) {
+    for (int i = threadIdx.x; ready && i * READY < chunks; i += blockDim.x)
+        ready[i] = 0;
+}
+/* By a warp of the pass that has committed the drains of `done` chunks of n, chunk by chunk. */
+__device__ __forceinline__ void count_ready(unsigned *ready, int done, int n, int lane) {
+    const bool ends = done == n, behind = done > 1 && done % READY == 1; /* a whole group */
+    if (!ready || (!ends && !behind)) return;
+    if (ends)
+        drain_done<0>(lane);
+    else
+        drain_done<1>(lane);
+    if (lane) return;
+    if (behind) add_release(ready + done / READY - 1, 1);
+    if (ends) add_release(ready + (n - 1) / READY, 1);
+}
+/* All threads of a launch of gradients, first and last. */
+__device__ __forceinline__ void begin_tiles(const TileRange &x) {
+    if (!x.ready) return await_grid();
+    let_next_start();
+    if (threadIdx.x == 0) await_acquire(x.ready, x.writers);
+    __syncthreads();
+    bulk_fence();
+}
+__device__ __forceinline__ void end_tiles(const TileRange &x) {
+    if (x.ready) await_grid(); /* whoever waits for this launch waits for the pass */
+}
+#endif
+#endif
