@@ -338,11 +338,10 @@ static inline int ring_bytes(const dpg_plan *p, StateArgs *a, size_t rest, size_
     a->depth = std::min((int)((p->device.shared - rest) / stage), MOST_STAGES);
     return (int)(rest + a->depth * stage);
 }
-/* Slices that share a block share the tiles it reads, and need no barriers; teams finish a chunk
- * sooner. With fewer than about 100 blocks of 4 slices the chain of chunks takes the time. With
- * `by_part` the choice may not depend on a rank's own tokens. */
+/* Slices that share a block share the tiles it reads, and need no barriers. Teams finish a chunk
+ * sooner, where each has a multiprocessor. With `by_part` the choice may not depend on a rank's own
+ * tokens. */
 static inline bool by_teams(const dpg_plan *p, int nseq) {
-    if (p->by_part) return false;
-    return (int64_t)nseq * p->d.HV * (p->d.V / 64) < 100 * p->device.sms / 132;
+    return !p->by_part && (int64_t)nseq * p->d.HV * (p->d.V / 16) <= p->device.sms;
 }
 #endif
