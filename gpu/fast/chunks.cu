@@ -635,13 +635,12 @@ ChunkOut chunk_out(const Call &c) {
     o.Aqk = b(B_AQK);
     o.T = b(B_AKK);
     o.L = b(B_L);
-    o.dos = b(B_DO);
+    o.dos = c.p->reads_do ? NULL : b(B_DO);
     o.eC = at<float>(c, B_EC);
     o.kgam = b(B_KGAM);
     o.TB = b(B_TB);
     o.gcum = at<float>(c, B_GCUM);
     o.odd = at<int>(c, B_ODD);
-    o.ready = at<unsigned>(c, B_READY);
     return o;
 }
 

@@ -7,7 +7,6 @@
 #ifndef DPG_CHUNKS_CUH
 #define DPG_CHUNKS_CUH
 #include "fast/inverse.cuh"
-#include "fast/ready.cuh"
 #include "fast/rows.cuh"
 #include "fault.cuh"
 #include "plan/paths.cuh"
@@ -36,8 +35,7 @@ struct ChunkOut {
     bf16 *w, *u, *kg, *qg, *Aqk, *T, *L, *dos;
     bf16 *kgam, *TB; /* of a plan without w and u */
     float *eC, *gcum;
-    int *odd;        /* NULL unless asked for: ODDS words a tile */
-    unsigned *ready; /* cleared with dos (ready.cuh) */
+    int *odd; /* NULL unless asked for: ODDS words a tile */
 };
 
 /* Data after the sums, in the place of their operands: T, and w and u where they are wanted. */

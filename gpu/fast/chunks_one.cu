@@ -213,7 +213,6 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
         drain_fence();
     }
     __syncthreads();
-    if (o.dos && p.tile == 0) clear_ready(o.ready, d.NT);
     if (o.dos && warp == 4) send_do<V>(o, sm.x.first.dos, p, lane);
     if (o.dos) look_at_do<V>(o.odd, sm.x.first.dos, p.tile);
     if (threadIdx.x < K) o.eC[p.tile * K + threadIdx.x] = ex2(sm.rows.gam[C - 1]);

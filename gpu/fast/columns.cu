@@ -1,21 +1,23 @@
 /* gpu/fast/columns.cu - do of a tile by columns (SLICES), as the passes over states and the
- * gradients read it. It serves where no chunk kernel of the backward writes it. The shared memory
- * of 3 blocks of k_chunks has no room for it, and under DPG_SAVE_ALL no chunk kernel runs. One
- * block a tile; shared memory holds the tile. */
+ * gradients read it. It serves where no chunk kernel of the backward writes it, and they do not
+ * read it where it lies: there of chunks that are not whole. The shared memory of 3 blocks of
+ * k_chunks has no room for it, and under DPG_SAVE_ALL no chunk kernel runs. One block a tile;
+ * shared memory holds the tile. */
 #include "fast/chunks.cuh"
+#include "fast/columns.cuh"
 #include "fast/fast.cuh"
 
 namespace {
 
 template <int V>
 __global__ void __launch_bounds__(CHUNK_THREADS)
-    k_columns(const __grid_constant__ Dims d, const void *dout,
-              const __grid_constant__ ChunkOut o) {
+    k_columns(const __grid_constant__ Dims d, const void *dout, const __grid_constant__ ChunkOut o,
+              bool only_short) {
     extern __shared__ __align__(128) char raw[];
     bf16 *tile = (bf16 *)raw;
     await_grid();
-    if (blockIdx.x == 0) clear_ready(o.ready, d.NT);
     Place p = place_of(d, blockIdx.x);
+    if (only_short && p.c.len == C) return;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     fetch_do<V>(tile, d, dout, p);
     cp_wait<0>();
@@ -28,8 +30,10 @@ __global__ void __launch_bounds__(CHUNK_THREADS)
 
 template <int K, int V> struct Columns {
     static dp_status run(const Call &c) {
+        ChunkOut o = chunk_out(c);
+        o.dos = at<bf16>(c, B_DO);
         return launch(queue_of(c), "k_columns", k_columns<V>, tile_count(c.p), CHUNK_THREADS,
-                      C * V * sizeof(bf16), c.p->d, c.g->dout, chunk_out(c));
+                      C * V * sizeof(bf16), c.p->d, c.g->dout, o, c.p->reads_do != 0);
     }
 };
 
@@ -37,5 +41,20 @@ template <int K, int V> struct Columns {
 
 dp_status fast_columns(const Call &c) {
     FAULT_TO_DEVICE(c.e, c.s);
-    return c.p->d.Kg == 1 && !saves_all(c.p) ? DP_OK : by_widths<Columns>(c);
+    const bool reads = c.p->reads_do, made = c.p->d.Kg == 1 && !saves_all(c.p);
+    return (reads ? !c.p->buf[B_DO].bytes : made) ? DP_OK : by_widths<Columns>(c);
+}
+
+int fast_reads_do(const dpg_plan *pl) {
+    const Dims &d = pl->d;
+    return pl->is_bwd && pl->opt.path == DPG_PATH_FAST && fast_augments(&pl->device) &&
+           pl->N == 1 && !pl->owned && pl->nseg == 1 && d.R == 1 && d.d_bf16;
+}
+
+dp_status do_rows(const Call &c, DoRows *x) {
+    const Dims &d = c.p->d;
+    x->left = at<bf16>(c, B_DO);
+    x->reads = c.p->reads_do;
+    if (!x->reads) return DP_OK;
+    return map_rows(c, &x->map, ROWS_OF_DO, c.g->dout, d.HV, d.V, DP_CHUNK, 16);
 }

@@ -117,7 +117,8 @@ template <int K, int V, bool TIGHT> struct Loader {
         if (warp == 1) fill(s.h, a.h + tile * K * V, K * V * 2, &sm.came[1], lane);
         if (warp == 2) fill(s.dh, a.dh + tile * K * V, K * V * 2, &sm.came[2], lane);
     }
-    __device__ __forceinline__ void late(int64_t tile) {
+    /* p: its place */
+    __device__ __forceinline__ void late(int64_t tile, const Place &p) {
         if (TIGHT) states(tile);
         if (warp == 0) {
             fill(sm.T, a.T + tile * C * C, C * C * 2, &sm.came[0], lane);
@@ -128,7 +129,7 @@ template <int K, int V, bool TIGHT> struct Loader {
             fill(sm.L, a.L + tile * C * C, C * C * 2, &sm.came[1], lane);
             fill_end(&sm.came[1], lane);
         } else if (warp == 2) {
-            fill(sm.o.dos, a.dos + tile * C * V, C * V * 2, &sm.came[2], lane);
+            fill_do<V, V / 16>(sm.o.dos, a.rows, p.c, p.hv, tile, 0, &sm.came[2], lane);
             fill_end(&sm.came[2], lane);
         }
     }
@@ -955,7 +956,7 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
         if (a.whole) sum_dots(sm, c, x, l);
         drain_fence(); /* rows of k and q lie where operands come */
         __syncthreads();
-        if (!TIGHT && next < end) Loader<K, V, TIGHT>(sm, a, l).late(next);
+        if (!TIGHT && next < end) Loader<K, V, TIGHT>(sm, a, l).late(next, sm.place[phase ^ 1]);
         if (a.whole && d.l2norm) through_norm<K>(c.dq, x.q, sm.of_row.dot[0], sm.rq, l);
         compiler_fence(); /* only now are there registers */
         RawGates raw;
@@ -994,7 +995,7 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
                 drain_fence(); /* gates for fragments lay where the states are loaded */
                 __syncthreads();
                 load.early(i);
-                load.late(i);
+                load.late(i, sm.place[phase]);
             }
             drain_fence(); /* kgam */
             __syncthreads();
@@ -1050,7 +1051,7 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     Loader<K, V, TIGHT> load(sm, a, l);
     if (!TIGHT) {
         load.early(first);
-        load.late(first);
+        load.late(first, sm.place[0]);
     }
     Ahead<K> ahead;
     if (!TIGHT) ahead.fetch(d, t, grad.place(0), l);
@@ -1086,7 +1087,6 @@ GradArgs grad_args(const Call &c) {
     a.L = b(B_L);
     a.Aqk = b(B_AQK);
     a.X = b(B_VNEW);
-    a.dos = b(B_DO);
     a.dv_new = b(B_DV_NEW);
     a.h = b(B_H);
     a.dh = b(B_DH);
@@ -1100,7 +1100,9 @@ GradArgs grad_args(const Call &c) {
 
 dp_status fast_grad_channels(const Call &c) {
     FAULT_TO_DEVICE(c.e, c.s);
-    return by_widths<Gradients>(c, grad_args(c));
+    GradArgs a = grad_args(c);
+    TRY(do_rows(c, &a.rows));
+    return by_widths<Gradients>(c, a);
 }
 
 size_t fast_grad_bytes(int K, int V) {

@@ -2,6 +2,7 @@
  * kernels include it (grad.cu: a gate a channel, grad_one.cu: one a head). */
 #ifndef DPG_GRAD_CUH
 #define DPG_GRAD_CUH
+#include "fast/columns.cuh"
 #include "fast/fast.cuh"
 #include "fast/ready.cuh"
 #include "fast/rows.cuh"
@@ -10,7 +11,8 @@
 #define GRAD_THREADS(K) (4 * (K))
 
 struct GradArgs {
-    const bf16 *T, *L, *Aqk, *X, *dos, *dv_new, *h, *dh;
+    const bf16 *T, *L, *Aqk, *X, *dv_new, *h, *dh;
+    DoRows rows;
     float *dq, *dk; /* by value head, fp32, where the groups' sums or a token's keys follow; */
     int whole;      /* else 1: dq and dk of the caller are written here, through the L2 norm */
     float *norm;    /* 1/norms of the rows of k, then of q, for what follows; or NULL */

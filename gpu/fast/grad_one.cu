@@ -51,7 +51,8 @@ template <int K, int V> struct OneSmem {
 
 /* By warp 0. 0: dv_new, T, h, X, L; 1: do, dh, Aqk. */
 template <int K, int V>
-__device__ __forceinline__ void load(OneSmem<K, V> &sm, const GradArgs &a, int64_t tile, int lane) {
+__device__ __forceinline__ void load(OneSmem<K, V> &sm, const GradArgs &a, int64_t tile,
+                                     const Place &p, int lane) {
     const int CV = C * V * 2, KV = K * V * 2, CC = C * C * 2;
     fill_begin(&sm.came[0], 2 * CV + KV + 2 * CC, lane);
     fill(sm.dE, a.dv_new + tile * C * V, CV, &sm.came[0], lane);
@@ -61,7 +62,7 @@ __device__ __forceinline__ void load(OneSmem<K, V> &sm, const GradArgs &a, int64
     fill(sm.L, a.L + tile * C * C, CC, &sm.came[0], lane);
     fill_end(&sm.came[0], lane);
     fill_begin(&sm.came[1], CV + KV + CC, lane);
-    fill(sm.dos, a.dos + tile * C * V, CV, &sm.came[1], lane);
+    fill_do<V, V / 16>(sm.dos, a.rows, p.c, p.hv, tile, 0, &sm.came[1], lane);
     fill(sm.dh, a.dh + tile * K * V, KV, &sm.came[1], lane);
     fill(sm.Aqk, a.Aqk + tile * C * C, CC, &sm.came[1], lane);
     fill_end(&sm.came[1], lane);
@@ -481,7 +482,7 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
         bar_init_end();
     }
     __syncthreads();
-    if (l.warp == 0) load(sm, a, first, l.lane);
+    if (l.warp == 0) load(sm, a, first, sm.place[0], l.lane);
     Ahead<K> ahead;
     ahead.load(d, t, sm.place[0], l);
     GateSum<K> gate = {};
@@ -498,7 +499,7 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
         grad.states(p, dq, dk, next, after < x.to ? after : i, phase);
         drain_fence(); /* dE lies where dv_new comes */
         __syncthreads();
-        if (l.warp == 0 && after < x.to) load(sm, a, after, l.lane);
+        if (l.warp == 0 && after < x.to) load(sm, a, after, *next, l.lane);
         ahead.load(d, t, *next, l);
         grad.ends(p, dq, dk, gate);
         Place *free = before ? before : sm.place + 2;
@@ -528,7 +529,9 @@ template <int K, int V> struct GradientsOne {
 
 dp_status fast_grad_one(const Call &c) {
     FAULT_TO_DEVICE(c.e, c.s);
-    return by_widths<GradientsOne>(c, grad_args(c));
+    GradArgs a = grad_args(c);
+    TRY(do_rows(c, &a.rows));
+    return by_widths<GradientsOne>(c, a);
 }
 
 size_t fast_grad_one_bytes(int K, int V) {

@@ -18,11 +18,6 @@ struct TileRange {
 };
 
 #ifdef __CUDACC__
-/* By threads of one block, in a kernel before the pass; ready: a number a group, or NULL. */
-__device__ __forceinline__ void clear_ready(unsigned *ready, int chunks) {
-    for (int i = threadIdx.x; ready && i * READY < chunks; i += blockDim.x)
-        ready[i] = 0;
-}
 /* By a warp of the pass that has committed the drains of `done` chunks of n, chunk by chunk. */
 __device__ __forceinline__ void count_ready(unsigned *ready, int done, int n, int lane) {
     const bool ends = done == n, behind = done > 1 && done % READY == 1; /* a whole group */

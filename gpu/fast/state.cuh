@@ -16,7 +16,7 @@
 
 /* NULL: not wanted, or zeros. */
 struct StateArgs {
-    const bf16 *w, *u, *kg, *qg, *Aqk, *dos;
+    const bf16 *w, *u, *kg, *qg, *Aqk;
     const float *eC;
     const float *given, *merged; /* states to start from: [Nseq][HV][K][V] of the caller,
                                   * [parts][HV] [K][V] of the merge; forward and backward */

@@ -15,6 +15,7 @@
  *     dv_new  of tokens 16 t ..; dh goes out                kg, Aqk, do; X[buf], xs[buf] behind the
  *                                                           barrier
  *     dS      of its channels; dv_new goes out              X[buf]; qg, w, eC */
+#include "fast/columns.cuh"
 #include "fast/grad.cuh"
 #include "fast/state.cuh"
 
@@ -45,16 +46,20 @@ __device__ __forceinline__ const float *initial_bwd(const Dims &d, const StateAr
 
 template <int K, int V, int SL>
 __device__ __forceinline__ void load_chunks(Ring &r, Stage<K, SL> *stages, const Dims &d,
-                                            const StateArgs &a, Run run, int hv, int slice,
-                                            int lane) {
+                                            const StateArgs &a, const DoRows &rows, Run run, int hv,
+                                            int slice, int lane) {
     const int T2 = C * K * 2, bytes = 3 * T2 + C * C * 2 + SL * C * 32 + K * 4;
     Turn turn(a.depth);
+    auto chunk = [&](int i) { return d.chunk[run.c0 + max(run.n - 1 - i, 0)]; };
+    Chunk next = chunk(0);
     produce(r, turn, run.n, bytes, lane, [&](int slot, int i, uint64_t *full) {
         Stage<K, SL> &s = stages[slot];
+        const Chunk c = next;
+        next = chunk(i + 1);
         int64_t tile = (int64_t)(run.c0 + run.n - 1 - i) * d.HV + hv;
         fill(s.kg, a.kg + tile * C * K, T2, full, lane);
         fill(s.Aqk, a.Aqk + tile * C * C, C * C * 2, full, lane);
-        fill(s.dos, a.dos + (tile * (V / 16) + slice) * C * 16, SL * C * 32, full, lane);
+        fill_do<V, SL>(s.dos, rows, c, hv, tile, slice, full, lane);
         fill(s.qg, a.qg + tile * C * K, T2, full, lane);
         fill(s.w, a.w + tile * C * K, T2, full, lane);
         fill(s.eC, a.eC + tile * K, K * 4, full, lane);
@@ -114,7 +119,8 @@ template <int K> struct ScanSmem {
 };
 
 template <int K, int V>
-__global__ void __launch_bounds__(SCAN_THREADS, 1) k_scan_bwd(Dims d, StateArgs a) {
+__global__ void __launch_bounds__(SCAN_THREADS, 1)
+    k_scan_bwd(Dims d, StateArgs a, const __grid_constant__ DoRows rows) {
     extern __shared__ __align__(1024) char raw[];
     ScanSmem<K> &sm = *(ScanSmem<K> *)raw;
     auto *stages = stages_behind<Stage<K, SLICES_OF_SCAN>>(raw, sm);
@@ -126,7 +132,7 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) k_scan_bwd(Dims d, StateArgs 
     Run run = run_at(d, a, a.seq0 + blockIdx.x / blocks / d.HV, hv);
     __syncthreads();
     if (warp == SLICES_OF_SCAN) {
-        load_chunks<K, V, SLICES_OF_SCAN>(sm.ring, stages, d, a, run, hv, first, lane);
+        load_chunks<K, V, SLICES_OF_SCAN>(sm.ring, stages, d, a, rows, run, hv, first, lane);
         return;
     }
     int slice = first + warp;
@@ -262,7 +268,8 @@ template <int K, int V> struct TeamWarp {
 
 #define TEAM_THREADS 160
 template <int K, int V>
-__global__ void __launch_bounds__(TEAM_THREADS, 1) k_team_bwd(Dims d, StateArgs a) {
+__global__ void __launch_bounds__(TEAM_THREADS, 1)
+    k_team_bwd(Dims d, StateArgs a, const __grid_constant__ DoRows rows) {
     extern __shared__ __align__(1024) char raw[];
     TeamSmem<K> &sm = *(TeamSmem<K> *)raw;
     auto *stages = stages_behind<Stage<K, 1>>(raw, sm);
@@ -273,7 +280,7 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1) k_team_bwd(Dims d, StateArgs 
     Run run = run_at(d, a, a.seq0 + blockIdx.x / (V / 16) / d.HV, hv);
     __syncthreads();
     if (t == 4) {
-        load_chunks<K, V, 1>(sm.ring, stages, d, a, run, hv, slice, lane);
+        load_chunks<K, V, 1>(sm.ring, stages, d, a, rows, run, hv, slice, lane);
         return;
     }
     TeamWarp<K, V> warp = {d, a, sm, run, hv, slice, t, lane, t * (K / 4)};
@@ -283,21 +290,23 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1) k_team_bwd(Dims d, StateArgs 
 /* ---- host ------------------------------------------------------------------------------------ */
 
 template <int K, int V> struct PassBwd {
-    static dp_status scan(const Call &c, StateArgs a, int nseq) {
+    static dp_status scan(const Call &c, StateArgs a, const DoRows &rows, int nseq) {
         auto kernel = k_scan_bwd<K, V>;
         int bytes = ring_bytes(c.p, &a, sizeof(ScanSmem<K>), sizeof(Stage<K, SLICES_OF_SCAN>));
         unsigned blocks = (unsigned)nseq * c.p->d.HV * (V / 16 / SLICES_OF_SCAN);
         return launch(queue_of_pass(c), "k_scan_bwd", kernel, blocks, SCAN_THREADS, bytes, c.p->d,
-                      a);
+                      a, rows);
     }
-    static dp_status team(const Call &c, StateArgs a, int nseq) {
+    static dp_status team(const Call &c, StateArgs a, const DoRows &rows, int nseq) {
         auto kernel = k_team_bwd<K, V>;
         int bytes = ring_bytes(c.p, &a, sizeof(TeamSmem<K>), sizeof(Stage<K, 1>));
         return launch(queue_of_pass(c), "k_team_bwd", kernel, (unsigned)nseq * c.p->d.HV * (V / 16),
-                      TEAM_THREADS, bytes, c.p->d, a);
+                      TEAM_THREADS, bytes, c.p->d, a, rows);
     }
     static dp_status run(const Call &c, StateArgs a, int nseq) {
-        return by_teams(c.p, nseq) ? team(c, a, nseq) : scan(c, a, nseq);
+        DoRows rows;
+        TRY(do_rows(c, &rows));
+        return by_teams(c.p, nseq) ? team(c, a, rows, nseq) : scan(c, a, rows, nseq);
     }
 };
 
@@ -309,7 +318,6 @@ static StateArgs state_args(const Call &c) {
     a.kg = at<bf16>(c, B_KG);
     a.qg = at<bf16>(c, B_QG);
     a.Aqk = at<bf16>(c, B_AQK);
-    a.dos = at<bf16>(c, B_DO);
     a.eC = at<float>(c, B_EC);
     a.given = c.g->dfinal_state;
     a.parts = c.p->owned ? state_parts(c.p) : c.p->parts;
@@ -346,7 +354,10 @@ dp_status fast_bwd_state(const Call &c) {
     a.states = at<bf16>(c, B_DH);
     a.news = at<bf16>(c, B_DV_NEW);
     unsigned blocks;
-    if (tiles_beside(c, &blocks).ready) a.ready = at<unsigned>(c, B_READY);
+    if (tiles_beside(c, &blocks).ready) {
+        a.ready = at<unsigned>(c, B_READY);
+        CK(c.e, cudaMemsetAsync(a.ready, 0, c.p->buf[B_READY].bytes, c.s));
+    }
     /* segments side by side if the forward left their M */
     a.seq0 = c.p->parts > 1 ? 0 : c.p->whole0;
     return by_widths<PassBwd>(c, a, c.p->parts > 1 ? c.p->nrow : c.p->d.nseq);

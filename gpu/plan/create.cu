@@ -243,6 +243,7 @@ static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e
     cut_segments(pl, other_path);
     pl->bare = fast_is_bare(pl);
     pl->single = fast_is_single(pl);
+    pl->reads_do = fast_reads_do(pl);
     pl->parts = 1;
     pl->leads = leads(pl);
     list_rows(pl);

@@ -128,8 +128,11 @@ static void layout_forward(dpg_plan *pl) {
 static void layout_fast_bwd(dpg_plan *pl) {
     const Dims &d = pl->d;
     int64_t C = DP_CHUNK, tiles = (int64_t)d.NT * d.HV;
-    for (int slot : {B_DO, B_DV_NEW})
-        add(pl, slot, tiles * C * d.V, 1, SLICES);
+    bool whole = pl->reads_do;
+    for (int i = 0; i < d.NT; i++)
+        whole &= pl->chunks_h[i].len == C;
+    if (!whole) add(pl, B_DO, tiles * C * d.V, 1, SLICES);
+    add(pl, B_DV_NEW, tiles * C * d.V, 1, SLICES);
     add(pl, B_DH, tiles * d.K * d.V, 1, SLICES);
     if (d.nseq == 1) add(pl, B_READY, groups_of_ready(d.NT), 0);
     add(pl, B_DG, (int64_t)d.HV * d.Kg * pl->nrun, 0); /* terms of dA_log by channel */

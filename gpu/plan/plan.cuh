@@ -146,7 +146,7 @@ enum Slot {
     B_PART,   /* terms of dA_log and ddt_bias by tile; by rank; gathered */
     B_GSUM,
     B_GALL,
-    B_DO,   /* fast: do by columns */
+    B_DO,   /* fast: do by columns; where the plan's reads_do, of chunks that are not whole */
     B_NORM, /* fast: 1/norms of the rows of k, then of q */
     B_SLOTS
 };
@@ -223,8 +223,9 @@ struct dpg_plan {
     int ncut, nseg;
     Cut *cuts_h;
     const Cut *cuts;
-    int bare;  /* fast: chunks make no w and u */
-    int leads; /* H of the rank comes from its ordinary pass, which waits for no rank */
+    int bare;     /* fast: chunks make no w and u */
+    int reads_do; /* fast/columns.cuh */
+    int leads;    /* H of the rank comes from its ordinary pass, which waits for no rank */
     /* The pass over a span runs beside the chunk kernel of the next; 0: behind it. Rows of d.seq
      * from span0 on are spans. span: of a copy of the plan, 1 the first. */
     int spans, span0, span;

@@ -136,14 +136,15 @@ static inline void drain_wait(int) {}
 template <int N> static inline void drain_done(int) {}
 
 /* Rows of 128 bytes, pieces of 16 bytes p of row r at p ^ (r & 7), as the swizzle of 128 bytes lays
- * them. */
+ * them; rows of 32 bytes at p ^ (r >> 2 & 1). */
 #define MAPPED_TILES 1
 template <class F>
 static inline void by_pieces(const CUtensorMap &map, int column, int head, int64_t token, F f) {
+    const cuuint64_t pieces = map.box[0] / 8;
     for (cuuint64_t r = 0; r < map.box[2]; r++)
-        for (int p = 0; p < 8; p++)
+        for (cuuint64_t p = 0; p < pieces; p++)
             f(map.at + (token + r) * map.stride[1] + head * map.stride[0] + column * 2 + p * 16,
-              (r * 8 + (p ^ (r & 7))) * 16);
+              (r * pieces + (p ^ (pieces == 8 ? r & 7 : r >> 2 & 1))) * 16);
 }
 static inline void ask_for_map(const CUtensorMap &) {}
 static inline bool elected(int lane) { return lane == 0; }

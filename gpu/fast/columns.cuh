@@ -1,0 +1,27 @@
+/* gpu/fast/columns.cuh - do by columns (SLICES) in shared memory, as the passes over states and the
+ * gradients of a tile take it. */
+#ifndef DPG_COLUMNS_CUH
+#define DPG_COLUMNS_CUH
+#include "fast/maps.cuh"
+#include "fast/tile.cuh"
+
+/* How kernels ask for it. map: do where it lies, where the plan's `reads_do`; left: tiles by
+ * columns.cu or a chunk kernel, of shorter chunks or of all. */
+struct DoRows {
+    CUtensorMap map;
+    const bf16 *left;
+    bool reads;
+};
+dp_status do_rows(const Call &c, DoRows *rows);
+
+/* By a producer warp: N slices of a tile of V columns, from `slice` on; of `b`'s bytes. */
+template <int V, int N>
+__device__ __forceinline__ void fill_do(bf16 *to, const DoRows &x, const Chunk &c, int hv,
+                                        int64_t tile, int slice, uint64_t *b, int lane) {
+    if (x.reads && c.len == C)
+        for (int i = 0; i < N; i++)
+            fill_tile(to + i * C * 16, x.map, (slice + i) * 16, hv, c.t0, b, lane);
+    else
+        fill(to, x.left + (tile * (V / 16) + slice) * C * 16, N * C * 32, b, lane);
+}
+#endif
