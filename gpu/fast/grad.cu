@@ -1058,7 +1058,7 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     int phase = 0;
     for (unsigned i = first; i < x.to; i += gridDim.x, phase ^= 1)
         grad.tile(i, i + gridDim.x, phase, ahead);
-    end_tiles(x);
+    end_beside(x.ready);
 }
 
 /* ---- host ------------------------------------------------------------------------------------ */

@@ -509,7 +509,7 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
         __syncthreads();
     }
     if (l.warp == GATE_WARP) gate.run(sm, d, g, a, *before, l.lane);
-    end_tiles(x);
+    end_beside(x.ready);
 }
 
 /* ---- host ------------------------------------------------------------------------------------ */

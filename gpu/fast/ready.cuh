@@ -30,16 +30,24 @@ __device__ __forceinline__ void count_ready(unsigned *ready, int done, int n, in
     if (behind) add_release(ready + done / READY - 1, 1);
     if (ends) add_release(ready + (n - 1) / READY, 1);
 }
-/* All threads of a launch of gradients, first and last. */
+/* All threads of a kernel, first and last: is it beside the kernel before, of which it reads
+ * nothing? Whoever waits for it then waits for both. */
+__device__ __forceinline__ void begin_beside(bool is) {
+    if (is)
+        let_next_start();
+    else
+        await_grid();
+}
+__device__ __forceinline__ void end_beside(bool is) {
+    if (is) await_grid();
+}
+/* Of gradients beside the pass. */
 __device__ __forceinline__ void begin_tiles(const TileRange &x) {
-    if (!x.ready) return await_grid();
-    let_next_start();
+    begin_beside(x.ready);
+    if (!x.ready) return;
     if (threadIdx.x == 0) await_acquire(x.ready, x.writers);
     __syncthreads();
     bulk_fence();
-}
-__device__ __forceinline__ void end_tiles(const TileRange &x) {
-    if (x.ready) await_grid(); /* whoever waits for this launch waits for the pass */
 }
 #endif
 #endif

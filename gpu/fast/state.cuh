@@ -27,6 +27,7 @@ struct StateArgs {
     bool goes_on;                /* hm: not of sequences that end there */
     const int *reach;            /* backward, for dH of parts: of how many first chunks; or NULL */
     unsigned *ready;             /* backward (ready.cuh); or NULL */
+    bool beside;                 /* backward: the pass forward runs beside it */
     int *spoilt;                 /* B_SPOILT of a plan without w and u; or NULL */
     int row, seq0, parts; /* seq0: the first row of Dims.seq; parts: segments of all that are cut,
                            * 1: whole to the backward */
@@ -340,8 +341,11 @@ static inline int ring_bytes(const dpg_plan *p, StateArgs *a, size_t rest, size_
 }
 /* Slices that share a block share the tiles it reads, and need no barriers. Teams finish a chunk
  * sooner, where each has a multiprocessor. With `by_part` the choice may not depend on a rank's own
- * tokens. */
+ * tokens, where heads are exchanged not on its heads. */
 static inline bool by_teams(const dpg_plan *p, int nseq) {
-    return !p->by_part && (int64_t)nseq * p->d.HV * (p->d.V / 16) <= p->device.sms;
+    return !p->by_part && (int64_t)nseq * p->all_heads * (p->d.V / 16) <= p->device.sms;
+}
+static inline int pass_blocks_of(const dpg_plan *p, int nseq) {
+    return nseq * p->d.HV * (p->d.V / (by_teams(p, nseq) ? 16 : 16 * SLICES_OF_SCAN));
 }
 #endif

@@ -128,12 +128,12 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1)
     int first = blockIdx.x % blocks * SLICES_OF_SCAN, hv = blockIdx.x / blocks % d.HV;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     ring_init(sm.ring, SLICES_OF_SCAN);
-    await_grid();
+    begin_beside(a.beside);
     Run run = run_at(d, a, a.seq0 + blockIdx.x / blocks / d.HV, hv);
     __syncthreads();
     if (warp == SLICES_OF_SCAN) {
         load_chunks<K, V, SLICES_OF_SCAN>(sm.ring, stages, d, a, rows, run, hv, first, lane);
-        return;
+        return end_beside(a.beside);
     }
     int slice = first + warp;
     float S[K / 8][4];
@@ -167,6 +167,7 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1)
         last_state<true>(d, a, run, hv, k, slice * 16 + v, s);
     });
     drain_wait(lane);
+    end_beside(a.beside);
 }
 
 /* ---- few heads ------------------------------------------------------------------------------- */
@@ -276,31 +277,35 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1)
     int slice = blockIdx.x % (V / 16), hv = blockIdx.x / (V / 16) % d.HV;
     int t = threadIdx.x / 32, lane = threadIdx.x % 32;
     ring_init(sm.ring, 4);
-    await_grid();
+    begin_beside(a.beside);
     Run run = run_at(d, a, a.seq0 + blockIdx.x / (V / 16) / d.HV, hv);
     __syncthreads();
     if (t == 4) {
         load_chunks<K, V, 1>(sm.ring, stages, d, a, rows, run, hv, slice, lane);
-        return;
+        return end_beside(a.beside);
     }
     TeamWarp<K, V> warp = {d, a, sm, run, hv, slice, t, lane, t * (K / 4)};
     warp.pass(stages);
+    end_beside(a.beside);
 }
 
 /* ---- host ------------------------------------------------------------------------------------ */
 
 template <int K, int V> struct PassBwd {
+    static Queue queue(const Call &c, const StateArgs &a) {
+        return a.beside ? queue_of(c) : queue_of_pass(c);
+    }
     static dp_status scan(const Call &c, StateArgs a, const DoRows &rows, int nseq) {
         auto kernel = k_scan_bwd<K, V>;
         int bytes = ring_bytes(c.p, &a, sizeof(ScanSmem<K>), sizeof(Stage<K, SLICES_OF_SCAN>));
         unsigned blocks = (unsigned)nseq * c.p->d.HV * (V / 16 / SLICES_OF_SCAN);
-        return launch(queue_of_pass(c), "k_scan_bwd", kernel, blocks, SCAN_THREADS, bytes, c.p->d,
-                      a, rows);
+        return launch(queue(c, a), "k_scan_bwd", kernel, blocks, SCAN_THREADS, bytes, c.p->d, a,
+                      rows);
     }
     static dp_status team(const Call &c, StateArgs a, const DoRows &rows, int nseq) {
         auto kernel = k_team_bwd<K, V>;
         int bytes = ring_bytes(c.p, &a, sizeof(TeamSmem<K>), sizeof(Stage<K, 1>));
-        return launch(queue_of_pass(c), "k_team_bwd", kernel, (unsigned)nseq * c.p->d.HV * (V / 16),
+        return launch(queue(c, a), "k_team_bwd", kernel, (unsigned)nseq * c.p->d.HV * (V / 16),
                       TEAM_THREADS, bytes, c.p->d, a, rows);
     }
     static dp_status run(const Call &c, StateArgs a, int nseq) {
@@ -324,13 +329,20 @@ static StateArgs state_args(const Call &c) {
     return a;
 }
 
+/* Both passes read what the chunk kernel has made; side by side where there is room for both. */
+static bool passes_beside(const Call &c) {
+    const dpg_plan *p = c.p;
+    return c.overlaps && !saves_all(p) && p->parts == 1 && p->device.major >= 9 &&
+           2 * pass_blocks_of(p, p->d.nseq) <= p->device.sms;
+}
+
 /* A tile takes as long as STEPS steps of the pass beside it (reports/device/speed.txt). */
 TileRange tiles_beside(const Call &c, unsigned *blocks) {
     const dpg_plan *p = c.p;
     const Dims &d = p->d;
-    const int STEPS = d.Kg == 1 ? 7 : 10, sms = p->device.sms, pass = d.HV * (d.V / 64);
+    const int STEPS = d.Kg == 1 ? 7 : 10, sms = p->device.sms, pass = pass_blocks_of(p, 1);
     const int tiles = (int)tile_count(p), one = c.overlaps && d.nseq == 1 && p->parts == 1;
-    if (!one || p->device.major < 9 || by_teams(p, 1) || pass >= sms)
+    if (!one || p->device.major < 9 || by_teams(p, 1) || pass >= sms || passes_beside(c))
         return {(unsigned)tiles, (unsigned)tiles, NULL, 0};
     const int free = sms - pass;
     auto chunks = [&](int each) { return (free * each + d.HV - 1) / d.HV; };
@@ -358,6 +370,7 @@ dp_status fast_bwd_state(const Call &c) {
         a.ready = at<unsigned>(c, B_READY);
         CK(c.e, cudaMemsetAsync(a.ready, 0, c.p->buf[B_READY].bytes, c.s));
     }
+    a.beside = passes_beside(c);
     /* segments side by side if the forward left their M */
     a.seq0 = c.p->parts > 1 ? 0 : c.p->whole0;
     return by_widths<PassBwd>(c, a, c.p->parts > 1 ? c.p->nrow : c.p->d.nseq);
