@@ -154,7 +154,7 @@ __device__ __forceinline__ void await_grid() {
     asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-/* Of these the latter. */
+/* The next kernel may start as far as its own wait. */
 __device__ __forceinline__ void let_next_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,7 +1,7 @@
 /* gpu/fast/columns.cu - do of a tile by columns (SLICES), as the passes over states and the
- * gradients read it. It serves where no chunk kernel of the backward writes it, and they do not
- * read it where it lies: there of chunks that are not whole. The shared memory of 3 blocks of
- * k_chunks has no room for it, and under DPG_SAVE_ALL no chunk kernel runs. One block a tile;
+ * gradients read it. It serves where no chunk kernel of the backward writes it. Where they read do
+ * of whole chunks where it lies, it serves the others. The shared memory of 3 blocks of k_chunks
+ * has no room for do, and under DPG_SAVE_ALL no chunk kernel runs. One block a tile;
  * shared memory holds the tile. */
 #include "fast/chunks.cuh"
 #include "fast/columns.cuh"

@@ -5,12 +5,11 @@
 #include "fast/maps.cuh"
 #include "fast/tile.cuh"
 
-/* How kernels ask for it. map: do where it lies, where the plan's `reads_do`; left: tiles by
- * columns.cu or a chunk kernel, of shorter chunks or of all. */
+/* Where kernels find it. */
 struct DoRows {
-    CUtensorMap map;
-    const bf16 *left;
-    bool reads;
+    CUtensorMap map;  /* do where it lies, of whole chunks */
+    const bf16 *left; /* tiles by columns.cu or a chunk kernel, of the other chunks */
+    bool reads;       /* the plan's reads_do; else all chunks are others */
 };
 dp_status do_rows(const Call &c, DoRows *rows);
 

@@ -68,7 +68,7 @@ template <Formats F> __device__ __forceinline__ Dims known_bwd(const Dims &d) {
 }
 #endif
 
-/* Beside another stream of the plan blocks that wait would keep multiprocessors from its kernels. */
+/* Blocks that wait would keep multiprocessors from kernels of the plan's other stream. */
 static inline Queue queue_of(const Call &c) { return {c.p->device, c.s, c.e, c.p->side != NULL}; }
 /* A pass of state.cu or state_bwd.cu whose blocks come early, one by one, is slower by 40 us
  * (reports/device/speed.txt). */

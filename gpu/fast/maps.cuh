@@ -1,7 +1,7 @@
 /* gpu/fast/maps.cuh - tensors of rows as the copy engine knows them. One instruction brings 64
- * tokens of 64 columns of a head to a tile (ROWS), or of 16 (a slice of SLICES), or writes them
- * (fill_tile, drain_tile, instructions.cuh). A chunk of fewer tokens goes by lanes, which put zeros behind its end and
- * leave what follows it alone. */
+ * tokens of 64 columns of a head to a tile (ROWS), or of 16 to a slice (SLICES). Another writes a
+ * tile (fill_tile, drain_tile, instructions.cuh). A chunk of fewer tokens goes by lanes, which put
+ * zeros behind its end and leave what follows it alone. */
 #ifndef DPG_MAPS_CUH
 #define DPG_MAPS_CUH
 #include "plan/paths.cuh"

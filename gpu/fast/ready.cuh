@@ -1,14 +1,13 @@
 /* gpu/fast/ready.cuh - gradients of tiles beside the pass over states that they read (backward). A
  * pass of few heads leaves multiprocessors free. There a launch of its own takes the last tiles of
- * one sequence in one piece, once the pass has stored the states of their chunks. It counts who has
- * stored a group of READY chunks, from the last one on. */
+ * one sequence in one piece, and waits for the states of their chunks. The pass counts which of its
+ * warps have stored a group of READY chunks, from the last one on. */
 #ifndef DPG_READY_CUH
 #define DPG_READY_CUH
 #include "instructions.cuh"
 #include "plan/plan.cuh"
 
 #define READY 8
-static inline int groups_of_ready(int chunks) { return (chunks + READY - 1) / READY; }
 
 /* Tiles of a launch of gradients. */
 struct TileRange {
@@ -41,7 +40,7 @@ __device__ __forceinline__ void begin_beside(bool is) {
 __device__ __forceinline__ void end_beside(bool is) {
     if (is) await_grid();
 }
-/* Of gradients beside the pass. */
+/* The same for gradients of tiles. */
 __device__ __forceinline__ void begin_tiles(const TileRange &x) {
     begin_beside(x.ready);
     if (!x.ready) return;

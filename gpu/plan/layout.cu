@@ -1,5 +1,4 @@
 /* gpu/plan/layout.cu - the workspace of a plan: which buffers a path keeps, and where they lie. */
-#include "fast/ready.cuh"
 #include "plan/paths.cuh"
 #include "plan/sending.cuh"
 
@@ -134,7 +133,7 @@ static void layout_fast_bwd(dpg_plan *pl) {
     if (!whole) add(pl, B_DO, tiles * C * d.V, 1, SLICES);
     add(pl, B_DV_NEW, tiles * C * d.V, 1, SLICES);
     add(pl, B_DH, tiles * d.K * d.V, 1, SLICES);
-    if (d.nseq == 1) add(pl, B_READY, groups_of_ready(d.NT), 0);
+    if (d.nseq == 1) add(pl, B_READY, d.NT, 0);
     add(pl, B_DG, (int64_t)d.HV * d.Kg * pl->nrun, 0); /* terms of dA_log by channel */
     if (grads_are_whole(d)) return;
     /* summed over groups and keys behind the tiles */

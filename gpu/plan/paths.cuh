@@ -54,7 +54,7 @@ int fast_heads_of_block(const dpg_plan *pl);
 int fast_spans(const dpg_plan *pl);
 /* Is such a forward one kernel (`fast/forward.cuh`)? */
 int fast_is_single(const dpg_plan *pl);
-/* Do passes and gradients of a backward read do of whole chunks where it lies (fast/columns.cuh). */
+/* Does a backward read do of whole chunks where it lies (`fast/columns.cuh`)? */
 int fast_reads_do(const dpg_plan *pl);
 
 /* Does only the token path have the recurrence? How many rows has a token there? */

@@ -135,8 +135,8 @@ static inline void drain_commit(int) {}
 static inline void drain_wait(int) {}
 template <int N> static inline void drain_done(int) {}
 
-/* Rows of 128 bytes, pieces of 16 bytes p of row r at p ^ (r & 7), as the swizzle of 128 bytes lays
- * them; rows of 32 bytes at p ^ (r >> 2 & 1). */
+/* Pieces p of 16 bytes of row r as the swizzles lay them. In rows of 128 bytes they are at
+ * p ^ (r & 7), in rows of 32 at p ^ (r >> 2 & 1). */
 #define MAPPED_TILES 1
 template <class F>
 static inline void by_pieces(const CUtensorMap &map, int column, int head, int64_t token, F f) {
