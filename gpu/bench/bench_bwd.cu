@@ -9,6 +9,7 @@
  *                    few, GDN, KDA whose gates forget at once; each with everything recomputed,
  *                    then with nothing (save all)
  *   forward [runs]   the forward alone, KDA and GDN by number of tokens and heads, with both steps
+ *   heads [runs]     forward and backward by number of heads, recomputed and all saved
  *   shapes [runs]    forward and backward of K and V in {64, 128}, and of fp32 q, k, v
  *   wide [runs]      V of 256, beside as many heads of 128 (two calls of which are its columns) and
  *                    twice as many; with few heads on the simple path, too
@@ -312,6 +313,17 @@ static void mode_forward(int, int runs) {
             }
 }
 
+static void mode_heads(int, int runs) {
+    for (bool one_gate : {false, true})
+        for (int64_t T : {8192, 2048})
+            for (int HV : {64, 48, 40, 32, 24, 20, 16, 8})
+                for (dpg_save save : {DPG_SAVE_STATE, DPG_SAVE_ALL}) {
+                    Way way;
+                    way.save = save;
+                    kda({T, HV, FAST, 1, 128, 128, one_gate}, runs, way);
+                }
+}
+
 static void mode_shapes(int, int runs) {
     for (int K : {64, 128})
         for (int V : {64, 128}) {
@@ -384,9 +396,11 @@ int main(int argc, char **argv) {
         const char *name;
         int ranks; /* default; 0: takes no such number */
         void (*run)(int N, int runs);
-    } modes[] = {{"conv", 0, mode_conv},       {"kda", 0, mode_kda},       {"table", 0, mode_table},
-                 {"forward", 0, mode_forward}, {"shapes", 0, mode_shapes}, {"wide", 0, mode_wide},
-                 {"keys", 0, mode_keys},       {"token", 0, mode_token},   {"cp", 2, mode_cp}};
+    } modes[] = {{"conv", 0, mode_conv},   {"kda", 0, mode_kda},
+                 {"table", 0, mode_table}, {"forward", 0, mode_forward},
+                 {"heads", 0, mode_heads}, {"shapes", 0, mode_shapes},
+                 {"wide", 0, mode_wide},   {"keys", 0, mode_keys},
+                 {"token", 0, mode_token}, {"cp", 2, mode_cp}};
     const char *mode = argc > 1 ? argv[1] : "conv";
     setvbuf(stdout, NULL, _IOLBF, 0);
     devices("bench_bwd");

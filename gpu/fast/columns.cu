@@ -1,8 +1,8 @@
 /* gpu/fast/columns.cu - do of a tile by columns (SLICES), as the passes over states and the
  * gradients read it. It serves where no chunk kernel of the backward writes it. Where they read do
- * of whole chunks where it lies, it serves the others. The shared memory of 3 blocks of k_chunks
- * has no room for do, and under DPG_SAVE_ALL no chunk kernel runs. One block a tile;
- * shared memory holds the tile. */
+ * of whole chunks where it lies, it serves the others, and looks at all where that is asked for.
+ * The shared memory of 3 blocks of k_chunks has no room for do, and under DPG_SAVE_ALL no chunk
+ * kernel runs. One block a tile; shared memory holds the tile. */
 #include "fast/chunks.cuh"
 #include "fast/columns.cuh"
 #include "fast/fast.cuh"
@@ -17,13 +17,14 @@ __global__ void __launch_bounds__(CHUNK_THREADS)
     bf16 *tile = (bf16 *)raw;
     await_grid();
     Place p = place_of(d, blockIdx.x);
-    if (only_short && p.c.len == C) return;
+    const bool stores = !only_short || p.c.len < C;
+    if (!stores && !o.odd) return;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     fetch_do<V>(tile, d, dout, p);
     cp_wait<0>();
     drain_fence();
     __syncthreads();
-    if (warp == 0) send_do<V>(o, tile, p, lane);
+    if (stores && warp == 0) send_do<V>(o, tile, p, lane);
     look_at_do<V>(o.odd, tile, p.tile);
     drain_wait(lane);
 }
@@ -41,14 +42,16 @@ template <int K, int V> struct Columns {
 
 dp_status fast_columns(const Call &c) {
     FAULT_TO_DEVICE(c.e, c.s);
-    const bool reads = c.p->reads_do, made = c.p->d.Kg == 1 && !saves_all(c.p);
-    return (reads ? !c.p->buf[B_DO].bytes : made) ? DP_OK : by_widths<Columns>(c);
+    const Buf *buf = c.p->buf;
+    const bool made = c.p->d.Kg == 1 && !saves_all(c.p);
+    const bool idle = c.p->reads_do ? !buf[B_DO].bytes && !buf[B_ODD].bytes : made;
+    return idle ? DP_OK : by_widths<Columns>(c);
 }
 
 int fast_reads_do(const dpg_plan *pl) {
     const Dims &d = pl->d;
     return pl->is_bwd && pl->opt.path == DPG_PATH_FAST && fast_augments(&pl->device) &&
-           pl->N == 1 && !pl->owned && pl->nseg == 1 && d.R == 1 && d.d_bf16;
+           !pl->owned && d.R == 1 && d.d_bf16;
 }
 
 dp_status do_rows(const Call &c, DoRows *x) {

@@ -551,9 +551,10 @@ static void batches(int runs) {
 static void beside(int runs) {
     int sms;
     CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
-    const int HV = sms / 4 + 1, T = 64 * (runs > 1 ? 64 : 19) + 5;
+    const int wide = runs > 1 ? 128 : 64, HV = sms / (wide / 16) + 1,
+              T = 64 * (runs > 1 ? 64 : 19) + 5;
     for (int gdn : {0, 1}) {
-        Case c = {"beside", {0, T}, 1, HV, 64, 64, DP_GATE_LOG, -0.02f, 0, 1, gdn};
+        Case c = {"beside", {0, T}, 1, HV, wide, wide, DP_GATE_LOG, -0.02f, 0, 1, gdn};
         How how = {DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, 1};
         how.whole = how.segments = 1;
         in_every_way(c, make(c, 7), how, runs);
