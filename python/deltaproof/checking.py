@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .contract import contract_of
-from .judging import cache_folder
+from .judging import cache_folder, heard
 from .limits import LONGEST, seconds
 from .records import FAIL, PASS, ended
 from .running import Check, kernel_name, own_rows, small_case
@@ -21,6 +21,7 @@ from .words import truth_of
 WORDS = {"pass": "bitwise", "fail": "fail", "skipped": "skipped"}
 
 
+@heard
 def check(
     fn: Callable[..., Any],
     *,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .contract import contract_of
-from .judging import cache_folder
+from .judging import cache_folder, heard
 from .limits import LONGEST, seconds
 from .records import FAIL, NOT_JUDGED, PASS, ended
 from .running import kernel_name, small_case
@@ -36,15 +36,24 @@ class Difference:
     text: str
     raised: list[str]
 
+    command = ""
+
     @property
     def passed(self) -> bool:
         return self.status == PASS
+
+    def failures(self) -> list[str]:
+        """One line: the verdict, and where it begins."""
+        return [
+            f"differ: {self.verdict}" + f", first {self.first_beyond}" * bool(self.first_beyond)
+        ]
 
 
 def _pair(x: Any) -> tuple[Any, Any]:
     return x if isinstance(x, tuple) else (x, x)
 
 
+@heard
 def differ(
     a: Callable[..., Any],
     b: Callable[..., Any],

@@ -63,7 +63,7 @@ def place_of(t: Mapping[str, Any]) -> str:
     return ", ".join(parts) + (f": {times:.3g} times its limit" if times else "")
 
 
-# Called with every Judgement and Run of this process: the pytest plug-in listens here.
+# Called with what judge, run, check and differ find in this process: the pytest plug-in listens.
 listeners: list[Callable[[Any], None]] = []
 # Asked for a folder of report where `out` names none: the plug-in's --deltaproof-report.
 report_folders: list[Callable[[], str | None]] = []

@@ -20,9 +20,10 @@ import pytest
 import deltaproof
 
 from . import judging
-from .judging import Judgement
 from .records import forget
-from .running import Run
+from .running import Check
+
+SOUND = ("bitwise", "within bounds")  # verdicts of a check
 
 
 @dataclass
@@ -32,11 +33,31 @@ class Judged:
     passed: int = 0
     failed: list[tuple[str, list[str], str]] = field(default_factory=list)
     unjudged: list[str] = field(default_factory=list)  # tests, one for each that is not known
+    silent: list[str] = field(default_factory=list)  # tests that took the fixture alone
     reports: list[str] = field(default_factory=list)
 
     def add(self, more: dict[str, Any]) -> None:
         for n, x in more.items():
             setattr(self, n, getattr(self, n) + (x if n == "passed" else [*x]))
+
+
+@dataclass
+class _Checks:
+    """Results of `check`, told as a judgement is."""
+
+    found: list[Check]
+    command = ""
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures() and any(x.verdict in SOUND for x in self.found)
+
+    @property
+    def status(self) -> int:
+        return judging.FAIL if self.failures() else 0 if self.passed else judging.NOT_JUDGED
+
+    def failures(self) -> list[str]:
+        return [f"check {x.name}: {x.why}" for x in self.found if x.verdict == "fail"]
 
 
 @dataclass
@@ -49,11 +70,15 @@ class Session:
 
     report: str | None
     test: str = ""
+    called: bool = False
     since: Judged = field(default_factory=Judged)
     judged: Judged = field(default_factory=Judged)
     folders: set[str] = field(default_factory=set)
 
-    def hear(self, found: Judgement | Run) -> None:
+    def hear(self, found: Any) -> None:
+        self.called = True
+        if isinstance(found, list):
+            found = _Checks(found)
         if found.status == judging.FAIL:
             self.since.failed.append((self.test, found.failures(), found.command))
         elif found.passed:
@@ -71,7 +96,7 @@ class Session:
 
     def begin(self, test: str) -> None:
         """The test's folders lose what earlier sessions wrote there: this one may end sooner."""
-        self.test = test
+        self.test, self.called = test, False
         for path in self._folders():
             if not os.path.isdir(path):
                 break
@@ -150,7 +175,10 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report: Any = yield
-    report.deltaproof = item.config.stash[_key].take()
+    session = item.config.stash[_key]
+    if report.when == "call" and report.passed and not session.called:
+        session.since.silent += [item.nodeid] * ("deltaproof" in getattr(item, "fixturenames", ()))
+    report.deltaproof = session.take()
     return report
 
 
@@ -169,7 +197,7 @@ def _module() -> object:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     session = terminalreporter.config.stash[_key].judged
     judged = session.passed + len(session.failed)
-    if not judged + len(session.unjudged):
+    if not judged + len(session.unjudged) + len(session.silent):
         return
     terminalreporter.section("deltaproof")
     for test, lines, command in session.failed:
@@ -179,7 +207,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"    again: {command}")
     for test in session.unjudged:
         terminalreporter.write_line(f"{test}: could not be judged", yellow=True)
+    for test in session.silent:
+        terminalreporter.write_line(f"{test}: takes deltaproof, judges nothing", yellow=True)
     lost = f", {len(session.unjudged)} could not be judged" if session.unjudged else ""
+    lost += f", {len(session.silent)} judged nothing" if session.silent else ""
     terminalreporter.write_line(f"{judged} judged, {len(session.failed)} failed{lost}")
     for path in session.reports:
         ends = ("report.html", os.path.join("*", "report.html"))  # fresh problems: a folder each

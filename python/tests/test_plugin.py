@@ -93,6 +93,35 @@ def test_a_report_goes_to_a_folder(tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
+CHECKS = """
+from kernels import kda
+
+FORMS = dict(base="fp32", gate="log", beta="plain", l2norm=False)
+
+def zeros(**x):
+    return kda(**x)[0] * 0
+
+def test_idle(deltaproof):
+    assert deltaproof.program()
+
+def test_checked(deltaproof):
+    deltaproof.check(lambda **x: kda(**x)[0], case="t1", **FORMS)
+
+def test_zeros(deltaproof):
+    assert not deltaproof.differ(lambda **x: kda(**x)[0], zeros, "t1", **FORMS).passed
+
+def test_alone():
+    pass
+"""
+
+
+def test_what_judges_nothing_is_told_and_checks_are_judged(tmp_path: Path) -> None:
+    done = run(tmp_path, tests=CHECKS)
+    assert "2 judged, 1 failed, 1 judged nothing" in done.stdout, done.stdout
+    assert "test_idle: takes deltaproof, judges nothing" in done.stdout
+    assert "test_zeros: differ: beyond, first o" in done.stdout and "test_alone" not in done.stdout
+
+
 def test_no_summary_where_nothing_was_judged(tmp_path: Path) -> None:
     done = run(tmp_path, "-k", "nothing")
     assert "deltaproof" not in done.stdout
