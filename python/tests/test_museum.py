@@ -122,7 +122,8 @@ def test_nothing_runs_on_where_a_museum_is_ended(number: signal.Signals, tmp_pat
     mark = f"DELTAPROOF_TEST={os.getpid()}-{number}"
     env = os.environ | {"TMPDIR": str(tmp_path)} | dict([mark.split("=")])
     words = ["weak-heads", "--fault", "merge-scaled,offset-wraps", "--cache", "none"]
-    command = [deltaproof.program(), "museum", *words]
+    # what runs in the background may ignore some of them, and so would all that it starts
+    command = ["env", "--default-signal", deltaproof.program(), "museum", *words]
     quiet = subprocess.DEVNULL
     with subprocess.Popen(
         command, env=env, start_new_session=True, stdout=quiet, stderr=quiet
