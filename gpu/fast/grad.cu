@@ -1067,8 +1067,8 @@ template <int K, int V> struct Gradients {
     template <bool TIGHT> static dp_status of(const Call &c, GradArgs a) {
         auto kernel = OF_FORMATS(formats_of_bwd(c.p->d), k_grad, K, V, TIGHT);
         int bytes = (int)sizeof(GradSmem<K, V, TIGHT>);
-        return over_tiles(c, [&](unsigned blocks, TileRange x) {
-            return launch(queue_of(c), "k_grad", kernel, blocks, GRAD_THREADS(K), bytes, c.p->d,
+        return over_tiles(c, [&](TileRange x) {
+            return launch(queue_of(c), "k_grad", kernel, x.blocks, GRAD_THREADS(K), bytes, c.p->d,
                           *c.t, *c.g, a, x);
         });
     }

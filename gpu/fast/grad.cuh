@@ -19,15 +19,13 @@ struct GradArgs {
     float *part;    /* terms of dA_log, ddt_bias: [tile][2][Kg] */
 };
 
-/* state_bwd.cu: tiles whose gradients start while the pass runs, none if ready is NULL; in *blocks
- * blocks. */
-TileRange tiles_beside(const Call &c, unsigned *blocks);
-/* All tiles in one launch or in two: f(blocks, range). */
+/* state_bwd.cu: tiles whose gradients start while the pass runs, none if ready is NULL. */
+TileRange tiles_beside(const Call &c);
+/* All tiles in one launch or in two: f(range). */
 template <class F> static inline dp_status over_tiles(const Call &c, F f) {
-    unsigned blocks;
-    const TileRange beside = tiles_beside(c, &blocks), others = {0, beside.from, NULL, 0};
-    if (beside.ready) TRY(f(blocks, beside));
-    return f(std::min(others.to, (unsigned)c.p->device.sms), others);
+    const TileRange beside = tiles_beside(c);
+    if (beside.ready) TRY(f(beside));
+    return f({0, beside.from, std::min(beside.from, (unsigned)c.p->device.sms), NULL, 0});
 }
 
 /* Where the plan keeps what the gradients of a tile read and write. */

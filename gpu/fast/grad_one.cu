@@ -518,9 +518,9 @@ template <int K, int V> struct GradientsOne {
     static dp_status run(const Call &c, GradArgs a) {
         auto kernel = OF_FORMATS(formats_of_bwd(c.p->d), k_grad_one, K, V);
         int bytes = (int)sizeof(OneSmem<K, V>);
-        return over_tiles(c, [&](unsigned blocks, TileRange x) {
-            return launch(queue_of(c), "k_grad_one", kernel, blocks, GRAD_THREADS(K), bytes, c.p->d,
-                          *c.t, *c.g, a, x);
+        return over_tiles(c, [&](TileRange x) {
+            return launch(queue_of(c), "k_grad_one", kernel, x.blocks, GRAD_THREADS(K), bytes,
+                          c.p->d, *c.t, *c.g, a, x);
         });
     }
 };

@@ -9,9 +9,9 @@
 
 #define READY 8
 
-/* Tiles of a launch of gradients. */
+/* Tiles of a launch of gradients, and its blocks. */
 struct TileRange {
-    unsigned from, to;
+    unsigned from, to, blocks;
     const unsigned *ready; /* NULL: the pass has ended; else the number to wait for.. */
     unsigned writers;      /* .. until it is this one */
 };

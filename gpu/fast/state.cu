@@ -386,8 +386,8 @@ template <int K, int V, bool OUT, bool KEEP>
 dp_status launch_team(const Call &c, StateArgs a, int nseq) {
     auto kernel = k_team<K, V, OUT, KEEP>;
     int bytes = ring_bytes(c.p, &a, sizeof(TeamSmem<K>), sizeof(Stage<K, 1>));
-    return launch(queue_of_pass(c), "k_team", kernel, (unsigned)nseq * c.p->d.HV * (V / 16),
-                  TEAM_THREADS(OUT), bytes, c.p->d, a);
+    return launch(queue_of_pass(c), "k_team", kernel, pass_blocks_of(c.p, nseq), TEAM_THREADS(OUT),
+                  bytes, c.p->d, a);
 }
 
 template <int K, int V, bool OUT, bool KEEP>
@@ -395,8 +395,8 @@ dp_status launch_scan(const Call &c, StateArgs a, int nseq) {
     auto kernel = k_scan<K, V, OUT, KEEP>;
     int bytes =
         ring_bytes(c.p, &a, sizeof(ScanSmem<K, OUT, KEEP>), sizeof(Stage<K, SLICES_OF_SCAN>));
-    unsigned blocks = (unsigned)nseq * c.p->d.HV * (V / 16 / SLICES_OF_SCAN);
-    return launch(queue_of_pass(c), "k_scan", kernel, blocks, SCAN_THREADS, bytes, c.p->d, a);
+    return launch(queue_of_pass(c), "k_scan", kernel, pass_blocks_of(c.p, nseq), SCAN_THREADS,
+                  bytes, c.p->d, a);
 }
 
 template <int K, int V> struct Pass {

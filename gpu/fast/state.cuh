@@ -345,7 +345,8 @@ static inline int ring_bytes(const dpg_plan *p, StateArgs *a, size_t rest, size_
 static inline bool by_teams(const dpg_plan *p, int nseq) {
     return !p->by_part && (int64_t)nseq * p->all_heads * (p->d.V / 16) <= p->device.sms;
 }
-static inline int pass_blocks_of(const dpg_plan *p, int nseq) {
-    return nseq * p->d.HV * (p->d.V / (by_teams(p, nseq) ? 16 : 16 * SLICES_OF_SCAN));
+static inline unsigned pass_blocks_of(const dpg_plan *p, int nseq) {
+    const int columns = by_teams(p, nseq) ? 16 : 16 * SLICES_OF_SCAN;
+    return (unsigned)nseq * p->d.HV * (p->d.V / columns);
 }
 #endif

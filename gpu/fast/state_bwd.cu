@@ -298,15 +298,14 @@ template <int K, int V> struct PassBwd {
     static dp_status scan(const Call &c, StateArgs a, const DoRows &rows, int nseq) {
         auto kernel = k_scan_bwd<K, V>;
         int bytes = ring_bytes(c.p, &a, sizeof(ScanSmem<K>), sizeof(Stage<K, SLICES_OF_SCAN>));
-        unsigned blocks = (unsigned)nseq * c.p->d.HV * (V / 16 / SLICES_OF_SCAN);
-        return launch(queue(c, a), "k_scan_bwd", kernel, blocks, SCAN_THREADS, bytes, c.p->d, a,
-                      rows);
+        return launch(queue(c, a), "k_scan_bwd", kernel, pass_blocks_of(c.p, nseq), SCAN_THREADS,
+                      bytes, c.p->d, a, rows);
     }
     static dp_status team(const Call &c, StateArgs a, const DoRows &rows, int nseq) {
         auto kernel = k_team_bwd<K, V>;
         int bytes = ring_bytes(c.p, &a, sizeof(TeamSmem<K>), sizeof(Stage<K, 1>));
-        return launch(queue(c, a), "k_team_bwd", kernel, (unsigned)nseq * c.p->d.HV * (V / 16),
-                      TEAM_THREADS, bytes, c.p->d, a, rows);
+        return launch(queue(c, a), "k_team_bwd", kernel, pass_blocks_of(c.p, nseq), TEAM_THREADS,
+                      bytes, c.p->d, a, rows);
     }
     static dp_status run(const Call &c, StateArgs a, int nseq) {
         DoRows rows;
@@ -333,17 +332,17 @@ static StateArgs state_args(const Call &c) {
 static bool passes_beside(const Call &c) {
     const dpg_plan *p = c.p;
     return c.overlaps && !saves_all(p) && p->parts == 1 && p->device.major >= 9 &&
-           2 * pass_blocks_of(p, p->d.nseq) <= p->device.sms;
+           2 * pass_blocks_of(p, p->d.nseq) <= (unsigned)p->device.sms;
 }
 
 /* A tile takes as long as STEPS steps of the pass beside it (reports/device/speed.txt). */
-TileRange tiles_beside(const Call &c, unsigned *blocks) {
+TileRange tiles_beside(const Call &c) {
     const dpg_plan *p = c.p;
     const Dims &d = p->d;
-    const int STEPS = d.Kg == 1 ? 7 : 10, sms = p->device.sms, pass = pass_blocks_of(p, 1);
+    const int STEPS = d.Kg == 1 ? 7 : 10, sms = p->device.sms, pass = (int)pass_blocks_of(p, 1);
     const int tiles = (int)tile_count(p), one = c.overlaps && d.nseq == 1 && p->parts == 1;
     if (!one || p->device.major < 9 || by_teams(p, 1) || pass >= sms || passes_beside(c))
-        return {(unsigned)tiles, (unsigned)tiles, NULL, 0};
+        return {(unsigned)tiles, (unsigned)tiles, 0, NULL, 0};
     const int free = sms - pass;
     auto chunks = [&](int each) { return (free * each + d.HV - 1) / d.HV; };
     auto turns = [&](int each) { return (tiles - free * each + sms - 1) / sms; };
@@ -354,8 +353,8 @@ TileRange tiles_beside(const Call &c, unsigned *blocks) {
         each++;
     const int from = tiles - free * each, group = (chunks(each) - 1) / READY;
     const unsigned *ready = each ? at<unsigned>(c, B_READY) + group : NULL;
-    *blocks = (unsigned)free;
-    return {(unsigned)from, (unsigned)tiles, ready, (unsigned)pass * SLICES_OF_SCAN};
+    return {(unsigned)from, (unsigned)tiles, (unsigned)free, ready,
+            (unsigned)pass * SLICES_OF_SCAN};
 }
 
 dp_status fast_bwd_state(const Call &c) {
@@ -365,8 +364,7 @@ dp_status fast_bwd_state(const Call &c) {
     a.end = c.g->ds0;
     a.states = at<bf16>(c, B_DH);
     a.news = at<bf16>(c, B_DV_NEW);
-    unsigned blocks;
-    if (tiles_beside(c, &blocks).ready) {
+    if (tiles_beside(c).ready) {
         a.ready = at<unsigned>(c, B_READY);
         CK(c.e, cudaMemsetAsync(a.ready, 0, c.p->buf[B_READY].bytes, c.s));
     }
