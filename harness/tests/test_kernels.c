@@ -67,6 +67,14 @@ static const char *folder(void) {
     return d;
 }
 
+/* A test program of the kernels, with its words, and with these variables set. */
+static void passes(const char *variables, const char *test) {
+    char cmd[4096], out[8192];
+    snprintf(cmd, sizeof cmd, "%s '%s'/%s", variables, folder(), test);
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(!rc && strstr(out, ", 0 failed"), "%s %s: %d: %s", variables, test, rc, out);
+}
+
 #define NEEDS_KERNELS \
     if (!program()) SKIP("the kernels on the CPU are not built under SAN=1")
 
@@ -557,40 +565,22 @@ DP_TEST(kernels, a_training_step) {
 /* Forward and backward of the fast path share a workspace, and nothing is recomputed. */
 DP_TEST(kernels, what_a_forward_left_gives_the_bits_of_what_is_recomputed) {
     NEEDS_KERNELS;
-    char cmd[4096], out[8192];
-    for (int capability = 80; capability <= 90; capability += 10) {
-        snprintf(cmd, sizeof cmd, "DP_CPU_CAPABILITY=%d \"$(dirname '%s')/test_fast_bwd\" kept",
-                 capability, program());
-        const int rc = gt_run(cmd, out, sizeof out);
-        CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
-    }
+    passes("DP_CPU_CAPABILITY=80", "test_fast_bwd kept");
+    passes("DP_CPU_CAPABILITY=90", "test_fast_bwd kept");
 }
 
 /* Where a pass leaves multiprocessors free, gradients of its last chunks start beside it. */
 DP_TEST(kernels, gradients_beside_a_pass_have_the_bits_of_those_behind_it) {
     NEEDS_KERNELS;
-    char cmd[4096], out[8192];
-    snprintf(cmd, sizeof cmd,
-             "DP_CPU_CAPABILITY=90 DP_CPU_MULTIPROCESSORS=8 \"$(dirname '%s')/test_fast_bwd\" "
-             "beside",
-             program());
-    const int rc = gt_run(cmd, out, sizeof out);
-    CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
+    passes("DP_CPU_CAPABILITY=90 DP_CPU_MULTIPROCESSORS=8", "test_fast_bwd beside");
 }
 
 /* Chunks from which nothing reaches a segment's end are not read, unless they are not finite. */
 DP_TEST(kernels, what_is_forgotten_within_a_segment_is_not_read) {
     NEEDS_KERNELS;
-    char cmd[4096], out[8192];
     /* on one multiprocessor also of plans without w and u */
-    for (int sms = 1; sms <= 132; sms += 131) {
-        snprintf(cmd, sizeof cmd,
-                 "DP_CPU_CAPABILITY=90 DP_CPU_MULTIPROCESSORS=%d \"$(dirname '%s')/test_fast_bwd\" "
-                 "forgets",
-                 sms, program());
-        const int rc = gt_run(cmd, out, sizeof out);
-        CHECK(!rc && strstr(out, ", 0 failed"), "%d multiprocessors: %d: %s", sms, rc, out);
-    }
+    passes("DP_CPU_CAPABILITY=90 DP_CPU_MULTIPROCESSORS=1", "test_fast_bwd forgets");
+    passes("DP_CPU_CAPABILITY=90 DP_CPU_MULTIPROCESSORS=132", "test_fast_bwd forgets");
 }
 
 /* Partial chunks leave the rows after them alone, whichever of their blocks runs first. On one
@@ -598,16 +588,13 @@ DP_TEST(kernels, what_is_forgotten_within_a_segment_is_not_read) {
  * kernel. */
 DP_TEST(kernels, packed_sequences_keep_to_themselves) {
     NEEDS_KERNELS;
-    char cmd[4096], out[8192];
+    char variables[128];
     for (int sms = 1; sms <= 132; sms += 131)
         for (int reverse = 0; reverse < 2; reverse++) {
-            snprintf(cmd, sizeof cmd,
-                     "DP_CPU_ORDER=%s DP_CPU_CAPABILITY=90 DP_CPU_MULTIPROCESSORS=%d "
-                     "\"$(dirname '%s')/test_fast_bwd\" packed",
-                     reverse ? "reverse" : "forward", sms, program());
-            const int rc = gt_run(cmd, out, sizeof out);
-            CHECK(!rc && strstr(out, ", 0 failed"), "%d multiprocessors, reverse %d: %d: %s", sms,
-                  reverse, rc, out);
+            snprintf(variables, sizeof variables,
+                     "DP_CPU_ORDER=%s DP_CPU_CAPABILITY=90 DP_CPU_MULTIPROCESSORS=%d",
+                     reverse ? "reverse" : "forward", sms);
+            passes(variables, "test_fast_bwd packed");
         }
 }
 
@@ -704,19 +691,13 @@ DP_TEST(kernels, sequences_of_a_batch_cut_in_segments) {
     NEEDS_KERNELS;
     static const char *const names[] = {"o",     "final_state", "dq",       "dk",  "dv", "dg",
                                         "dbeta", "dA_log",      "ddt_bias", "ds0", NULL};
-    char cmd[4096], out[8192];
-    snprintf(cmd, sizeof cmd, "DP_CPU_CAPABILITY=90 \"$(dirname '%s')/test_fast_bwd\" batches",
-             program());
-    int rc = gt_run(cmd, out, sizeof out);
-    CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
+    passes("DP_CPU_CAPABILITY=90", "test_fast_bwd batches");
     setenv("DP_CPU_CAPABILITY", "90", 1);
     json_t *j = judged("segments-batch --way segments,segments-save-all", 0);
     unsetenv("DP_CPU_CAPABILITY");
     if (j) all_judged(j, 2, names);
     json_decref(j);
-    snprintf(cmd, sizeof cmd, "\"$(dirname '%s')/test_split\"", program());
-    rc = gt_run(cmd, out, sizeof out);
-    CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
+    passes("", "test_split");
 }
 
 /* M and H of ranks with the rounding of a pass (design pair=rows), with w and u and, on one
@@ -802,7 +783,7 @@ DP_TEST(kernels, values_wider_than_the_kernels) {
     NEEDS_KERNELS;
     static const char *const names[] = {"o",     "final_state", "dq",       "dk",  "dv", "dg",
                                         "dbeta", "dA_log",      "ddt_bias", "ds0", NULL};
-    char cmd[4096], out[8192], mkda[2048];
+    char cmd[4096], mkda[2048];
     snprintf(mkda, sizeof mkda, "%s/wide-mkda.case", gt_tmpdir());
     FILE *f = fopen(mkda, "w");
     fputs("reason = r\nsource = s\nop = mkda\nR = 2\nT = 200\nH = 1\nHV = 2\nK = 64\nV = 192\n"
@@ -824,9 +805,7 @@ DP_TEST(kernels, values_wider_than_the_kernels) {
     judges("wide-values wide-values-gdn --ranks 1", 2, names);
     unsetenv("DP_CPU_MULTIPROCESSORS");
     unsetenv("DP_CPU_CAPABILITY");
-    snprintf(cmd, sizeof cmd, "DP_CPU_CAPABILITY=90 '%s/test_fast_bwd' wide", folder());
-    const int rc = gt_run(cmd, out, sizeof out);
-    CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
+    passes("DP_CPU_CAPABILITY=90", "test_fast_bwd wide");
 }
 
 /* K and V of a case of each op; the fast path takes K of 64 and V filled up to 64. */
