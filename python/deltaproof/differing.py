@@ -44,9 +44,8 @@ class Difference:
 
     def failures(self) -> list[str]:
         """One line: the verdict, and where it begins."""
-        return [
-            f"differ: {self.verdict}" + f", first {self.first_beyond}" * bool(self.first_beyond)
-        ]
+        where = f", first {self.first_beyond}" if self.first_beyond else ""
+        return [f"differ: {self.verdict}{where}"]
 
 
 def _pair(x: Any) -> tuple[Any, Any]:

@@ -176,8 +176,9 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report: Any = yield
     session = item.config.stash[_key]
-    if report.when == "call" and report.passed and not session.called:
-        session.since.silent += [item.nodeid] * ("deltaproof" in getattr(item, "fixturenames", ()))
+    takes = "deltaproof" in getattr(item, "fixturenames", ())
+    if takes and report.when == "call" and report.passed and not session.called:
+        session.since.silent.append(item.nodeid)
     report.deltaproof = session.take()
     return report
 
