@@ -442,8 +442,6 @@ def main(argv: list[str]) -> int:
             os.makedirs(folder, exist_ok=True)
         if file and (os.path.isdir(file) or not os.access(a.out, os.W_OK)):
             raise CannotRun(f"{file}: cannot be written")
-        if file and os.path.lexists(file):  # an earlier museum's
-            os.unlink(file)
         program = Program(argv[1], a)
         of = kernels.Kernels(program, a) if a.kernels else Museum(program, a)
         of.run()

@@ -2,8 +2,13 @@
  * which runs this program and says what is seen, located, and written. */
 #include "commands.h"
 #include "options.h"
+#include "write_record.h"
 
 #include <argp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 enum { MOST_WORDS = 400, OPT_ALL = 256, OPT_LAST = OPT_ALL + 5 };
 static const struct argp_option OPTIONS[] = {
@@ -33,6 +38,20 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
                : dp_option(key, arg, st, &unread);
 }
 
+/* The file of an earlier museum, where this one writes; NULL: none. */
+static char *old_file(int argc, char **argv) {
+    const char *out = dp_argument("--out", argc, argv), *name = "museum";
+    char *path = NULL;
+    for (int i = 1; i < argc; i++)
+        if (!strcmp(argv[i], "--kernels")) name = "kernels";
+    if (out && asprintf(&path, "%s/%s.json", out, name) < 0) abort();
+    return path;
+}
+
+static void at_end(int status, void *file) {
+    if (status && file) unlink(file);
+}
+
 int dp_cmd_museum(int argc, char **argv) {
     const struct argp a = {.options = OPTIONS,
                            .parser = parse,
@@ -41,6 +60,9 @@ int dp_cmd_museum(int argc, char **argv) {
                                   "verdict goes red and where it points."
                                   "\vExit status 0 every fault was seen, 1 one was not or a run "
                                   "without a fault was red, 2 could not run."};
+    char *file = old_file(argc, argv);
+    on_exit(at_end, file);
     dp_parse(&a, argc, argv, NULL);
+    at_end(1, file);
     return dp_script_with_self("reports/museum.py", argv);
 }

@@ -99,8 +99,7 @@ static void at_end(int status, void *arg) {
     dp_old_outputs_forget();
 }
 
-/* The last value of an option, as --NAME=VALUE or --NAME VALUE; NULL: it is not there. */
-static const char *value_of(const char *name, int argc, char **argv) {
+const char *dp_argument(const char *name, int argc, char **argv) {
     const size_t n = strlen(name);
     const char *value = NULL;
     for (int i = 1; i < argc && strcmp(argv[i], "--"); i++)
@@ -112,8 +111,8 @@ static const char *value_of(const char *name, int argc, char **argv) {
 }
 
 void dp_old_outputs_expect(int argc, char **argv) {
-    expected_folder = value_of("--out", argc, argv);
-    expected_json = value_of("--json", argc, argv);
+    expected_folder = dp_argument("--out", argc, argv);
+    expected_json = dp_argument("--json", argc, argv);
     if (expected_folder || expected_json) on_exit(at_end, NULL);
 }
 

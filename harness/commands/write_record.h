@@ -22,3 +22,5 @@ void dp_old_outputs_remove(const char *folder, const char *json);
  * wrong, name the folder as --out and the file as --json. */
 void dp_old_outputs_expect(int argc, char **argv);
 void dp_old_outputs_forget(void);
+/* The last value of an option, as --NAME=VALUE or --NAME VALUE; NULL: it is not there. */
+const char *dp_argument(const char *name, int argc, char **argv);

@@ -106,6 +106,18 @@ def test_a_museum_that_cannot_run_leaves_none_of_an_earlier_one(tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("word", ["--foo", "--fault", "--locate=x", "-z"])
+@pytest.mark.parametrize("name", ["museum", "kernels"])
+def test_a_museum_that_is_refused_leaves_none_of_an_earlier_one(
+    word: str, name: str, tmp_path: Path
+) -> None:
+    for file in ("museum.json", "kernels.json"):
+        (tmp_path / file).write_text("{}")
+    made = museum("--out", str(tmp_path), *["--kernels"] * (name == "kernels"), word)
+    assert made.returncode == 2
+    assert [x.stem for x in tmp_path.iterdir()] == [{"museum": "kernels"}.get(name, "museum")]
+
+
 def test_an_interrupt_says_how_far_it_came() -> None:
     code = """
 import museum
