@@ -356,13 +356,19 @@ def write(path: str | None, comparison: dict[str, Any]) -> None:
         files.write(path, text.encode())
 
 
-def forget(path: str) -> None:
-    """An earlier comparison would stand for one that is refused."""
-    with contextlib.suppress(OSError, ValueError):
+def forget(words: list[str]) -> None:
+    """An earlier comparison, or history, would stand for one that is refused."""
+    p = argparse.ArgumentParser(add_help=False)
+    p.add_argument("--json")
+    p.add_argument("--history")
+    path = (a := p.parse_known_args(words)[0]).json
+    with contextlib.suppress(OSError, ValueError, TypeError):
         with open(path, encoding="utf-8") as f:
             own = '"deltaproof-comparison"' in f.read(64)
         if own:
             os.unlink(path)
+    with contextlib.suppress(OSError):
+        files.remove_page(a.history or "")
 
 
 def load(path: str) -> Record:
@@ -395,6 +401,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
+    forget(argv[1:])
     a = arguments(argv[1:])
     gc.disable()  # a record is a tree of millions of objects, and this process is short
     if a.history:
@@ -406,8 +413,6 @@ def main(argv: list[str]) -> int:
     try:
         if to_file and not os.access(os.path.dirname(os.path.abspath(a.json)), os.W_OK):
             raise Malformed(f"{a.json}: cannot be written")
-        if to_file:
-            forget(a.json)
         old, new, *again = map(load, [*a.records, *a.again])
         return Comparison(old, new, again, a).run()
     except Malformed as e:

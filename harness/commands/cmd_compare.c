@@ -2,6 +2,7 @@
  * reports/compare.py, which says what is compared and what is worse. */
 #include "commands.h"
 #include "options.h"
+#include "write_record.h"
 
 #include <argp.h>
 
@@ -36,6 +37,7 @@ int dp_cmd_compare(int argc, char **argv) {
                                   "noise, which verdicts changed.\v"
                                   "A record is a results.json or the folder that holds it. Exit "
                                   "status 0 nothing worse, 1 worse, 2 they cannot be compared."};
+    dp_old_outputs_expect(argc, argv);
     dp_parse(&a, argc, argv, NULL);
     return dp_script_become("reports/compare.py", argv + 1);
 }

@@ -29,8 +29,7 @@ static void remove_file(const char *folder, const char *name) {
 }
 
 /* NULL: there is none, or not of this program. */
-static char *read_page(const char *folder) {
-    DP_OWN char *path = in_folder(folder, "report.html");
+static char *read_page(const char *path) {
     char *text = NULL;
     FILE *f = fopen(path, "re");
     if (!f) return NULL;
@@ -39,7 +38,7 @@ static char *read_page(const char *folder) {
         rewind(f);
         text = calloc(n + 1, 1);
         if (!text) abort();
-        if (fread(text, 1, n, f) != n || !strstr(text, "<title>deltaproof report")) {
+        if (fread(text, 1, n, f) != n || !strstr(text, "<title>deltaproof")) {
             free(text);
             text = NULL;
         }
@@ -64,16 +63,18 @@ static void remove_figures(const char *folder, char *page) {
 static void remove_folder(const char *folder) {
     static const char *const name[] = {"results.json", "results.json.gz", "junit.xml", "summary.md",
                                        "report.html"};
-    DP_OWN char *page = read_page(folder);
+    DP_OWN char *path = in_folder(folder, "report.html"), *page = read_page(path);
     if (page) remove_figures(folder, page);
     for (size_t i = 0; i < sizeof name / sizeof *name; i++)
         remove_file(folder, name[i]);
 }
 
-/* A record, or the list of check, differ or carry. */
+/* A record, a comparison, or the list of check, differ or carry. */
 static int is_own(const char *path) {
-    static const char *const begin[] = {"{\"schema\":\"deltaproof-record\"", "[\n {\n  \"case\": "};
-    char got[32] = "";
+    static const char *const begin[] = {"{\"schema\":\"deltaproof-record\"",
+                                        "{\n \"schema\": \"deltaproof-comparison\"",
+                                        "[\n {\n  \"case\": "};
+    char got[64] = "";
     struct stat s;
     FILE *f = !stat(path, &s) && S_ISREG(s.st_mode) ? fopen(path, "re") : NULL;
     if (!f) return 0;
@@ -91,32 +92,37 @@ void dp_old_outputs_remove(const char *folder, const char *json) {
 
 /* ---- arguments that are refused -------------------------------------------------------------- */
 
-static const char *expected_folder, *expected_json;
+static const char *expected_folder, *expected_json, *expected_page;
 
 static void at_end(int status, void *arg) {
     (void)arg;
+    DP_OWN char *page = status && expected_page ? read_page(expected_page) : NULL;
+    if (page) unlink(expected_page);
     if (status) dp_old_outputs_remove(expected_folder, expected_json);
     dp_old_outputs_forget();
 }
 
 const char *dp_argument(const char *name, int argc, char **argv) {
-    const size_t n = strlen(name);
     const char *value = NULL;
-    for (int i = 1; i < argc && strcmp(argv[i], "--"); i++)
-        if (!strncmp(argv[i], name, n) && argv[i][n] == '=')
+    for (int i = 1; i < argc && strcmp(argv[i], "--"); i++) {
+        const size_t n = strcspn(argv[i], "=");
+        if (n < strlen("--x") || strncmp(argv[i], name, n)) continue;
+        if (argv[i][n])
             value = argv[i] + n + 1;
-        else if (!strcmp(argv[i], name) && i + 1 < argc)
+        else if (i + 1 < argc)
             value = argv[i + 1];
+    }
     return value;
 }
 
 void dp_old_outputs_expect(int argc, char **argv) {
     expected_folder = dp_argument("--out", argc, argv);
     expected_json = dp_argument("--json", argc, argv);
-    if (expected_folder || expected_json) on_exit(at_end, NULL);
+    expected_page = dp_argument("--history", argc, argv);
+    if (expected_folder || expected_json || expected_page) on_exit(at_end, NULL);
 }
 
-void dp_old_outputs_forget(void) { expected_folder = expected_json = NULL; }
+void dp_old_outputs_forget(void) { expected_folder = expected_json = expected_page = NULL; }
 
 /* ---- what a command writes ------------------------------------------------------------------- */
 

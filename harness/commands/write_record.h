@@ -15,12 +15,13 @@ int dp_record_finish(const dp_options *o, const dp_record *rec);
 /* Outputs of an earlier command are removed before anything is computed, so that a program which
  * ends early leaves no older verdict. The folder (NULL: none) loses record, junit.xml, summary.md,
  * page, and the figures that the page shows. Nothing else in it is this program's. json: a file
- * that the command writes, or NULL. It stays if it is no record, and no list of `check`,
- * `differ` or `carry`. */
+ * that the command writes, or NULL. It stays if it is no record, no comparison, and no list of
+ * `check`, `differ` or `carry`. */
 void dp_old_outputs_remove(const char *folder, const char *json);
 /* The same at the program's end, if that is a failure before _forget. The arguments, which may be
- * wrong, name the folder as --out and the file as --json. */
+ * wrong, name the folder as --out, the file as --json, and a page as --history. */
 void dp_old_outputs_expect(int argc, char **argv);
 void dp_old_outputs_forget(void);
-/* The last value of an option, as --NAME=VALUE or --NAME VALUE; NULL: it is not there. */
+/* The last value of an option, as --NAME=VALUE or --NAME VALUE, or of its first letters, which
+ * commands take, too; NULL: it is not there. */
 const char *dp_argument(const char *name, int argc, char **argv);

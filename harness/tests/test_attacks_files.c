@@ -147,7 +147,7 @@ DP_TEST(attacks_files, a_command_that_ends_early_leaves_no_older_verdict) {
         int status;
     } row[] = {{"$P run tiny.case --cache none --out o --bases bf16", 2},
                {"$P run tiny.case --cache none --base bf17 --out=o", 2},
-               {"$P run --out o", 2},
+               {"$P run --ou=o", 2},
                {"$P run nothing --out o", 2},
                {"$P run tiny.case --subject ./none.so --out o", 2},
                {"$P judge --inputs in --out o", 2},
@@ -182,7 +182,7 @@ DP_TEST(attacks_files, a_command_that_ends_early_leaves_no_older_verdict) {
 DP_TEST(attacks_files, a_command_that_ends_early_leaves_no_older_results) {
     static const char *const command[] = {
         "$P run tiny.case --cache none --design chnk=1 --json j",
-        "$P run nothing --json=j",
+        "$P run nothing --js j --foo",
         "$P judge --inputs none --outputs none --base bf16 --json j",
         "$P check nothing --json j",
         "$P check tiny.case --only none --json j",

@@ -233,12 +233,18 @@ def test_the_program_hands_its_words_on(tmp_path: Path) -> None:
 
 def test_a_comparison_that_is_refused_leaves_no_earlier_one(tmp_path: Path) -> None:
     old, earlier = put(tmp_path, "old", same), tmp_path / "c"
-    assert program(old, old, "--json", str(earlier)).returncode == 0 and earlier.exists()
-    assert program(old, "nowhere", "--json", str(earlier)).returncode == 2
-    assert not earlier.exists()
-    earlier.write_text("mine")
-    assert program(old, "nowhere", "--json", str(earlier)).returncode == 2
-    assert earlier.read_text() == "mine"
+    page = "<!DOCTYPE html>\n<title>deltaproof history</title>"
+    for refused in ([old, "nowhere"], [old], [old, old, "--foo"], [old, old, "--worse=x"]):
+        for option, text in (("--json", ""), ("--js", ""), ("--history", page)):
+            if text:
+                earlier.write_text(text)
+            else:
+                assert program(old, old, option, str(earlier)).returncode == 0 and earlier.exists()
+            assert program(*refused, option, str(earlier)).returncode == 2
+            assert not earlier.exists(), (refused, option)
+            earlier.write_text("mine")
+            assert program(*refused, option, str(earlier)).returncode == 2
+            assert earlier.read_text() == "mine"
 
 
 def test_history_draws_what_moved_over_records(tmp_path: Path) -> None:
