@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .contract import contract_of
@@ -26,7 +26,7 @@ def check(
     fn: Callable[..., Any],
     *,
     base: str,
-    case: str | None = None,
+    case: str | Sequence[str] | None = None,
     tokens: int = 192,
     heads: int = 2,
     bitwise: bool = False,
@@ -35,8 +35,8 @@ def check(
     **contract: Any,
 ) -> list[Check]:
     """All of `deltaproof check` on inputs by the law of `case` (default: a small one that the
-    contract serves). They have one sequence of `tokens` tokens and `heads` heads, K and V of the
-    case.
+    contract serves; of several, or a set, one after the other). They have one sequence of `tokens`
+    tokens and `heads` heads, K and V of the case.
 
     base, design, limit, contract: as `run` takes them. Gradients are checked where fn returns them.
     With bitwise fn claims equal bits wherever it does the same arithmetic. Else rows that differ
@@ -46,8 +46,9 @@ def check(
     about = About(kernel_name(fn), base, design=design)
     with tempfile.TemporaryDirectory(prefix="deltaproof-") as folder:
         path = os.path.join(folder, "checks.json")
-        path_of_case = case_paths(case or small_case(kernel), kernel, cache_folder())
-        command = ["check", *path_of_case, f"--tokens={tokens}", f"--heads={heads}"]
+        asked = small_case(kernel) if case is None else case
+        paths = case_paths(asked, kernel, cache_folder())
+        command = ["check", *paths, f"--tokens={tokens}", f"--heads={heads}"]
         command += own_rows(kernel)
         command += ["--every", "--block", str(heads), "--ranks=1", f"--json={path}"]
         command += [f"--limit={LONGEST:.0f}"] + ["--bitwise"] * truth_of("bitwise", bitwise)
@@ -63,4 +64,4 @@ def check(
 
 def _check(x: dict[str, Any]) -> Check:
     word = "within bounds" if x["within_bounds"] else WORDS[x["verdict"]]
-    return Check(x["check"], word, x.get("why", ""))
+    return Check(x["check"], word, x.get("why", ""), x["case"])

@@ -86,7 +86,10 @@ def differ(
     ]
     with tempfile.TemporaryDirectory(prefix="deltaproof-") as folder:
         path = os.path.join(folder, "differ.json")
-        paths = case_paths(case or small_case(kernels[0]), kernels[0], cache_folder())
+        asked = small_case(kernels[0]) if case is None else case
+        paths = case_paths(asked, kernels[0], cache_folder())
+        if len(paths) != 1:
+            raise ValueError(f"case={case!r}: differ compares on one case, these are {len(paths)}")
         command = ["differ", *paths, "--ranks=1", f"--json={path}"]
         command += [f"--limit={LONGEST:.0f}", f"--cache={cache or cache_folder()}"]
         command += ["--bitwise"] * bitwise + ["--no-truth"] * (not truth)

@@ -57,7 +57,9 @@ class _Checks:
         return judging.FAIL if self.failures() else 0 if self.passed else judging.NOT_JUDGED
 
     def failures(self) -> list[str]:
-        return [f"check {x.name}: {x.why}" for x in self.found if x.verdict == "fail"]
+        several = len({x.case for x in self.found}) > 1
+        of = lambda x: f"check {x.name}" + f" of {x.case}" * several
+        return [f"{of(x)}: {x.why}" for x in self.found if x.verdict == "fail"]
 
 
 @dataclass

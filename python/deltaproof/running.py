@@ -31,11 +31,12 @@ LONG = 131072  # more than 65,536, and eight windows of 16K
 @dataclass(frozen=True)
 class Check:
     """verdict: "bitwise", "within bounds" (of the declared design, of both calls), "fail" or
-    "skipped"; why: where and by how much."""
+    "skipped"; why: where and by how much; case: whose inputs' law, and size."""
 
     name: str
     verdict: str
     why: str = ""
+    case: str = ""
 
 
 _STATUS = {"fail": FAIL, NO_CHECK: NOT_JUDGED, "not judged": NOT_JUDGED}

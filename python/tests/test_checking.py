@@ -134,6 +134,24 @@ def test_a_race_is_no_matter_of_causality(bitwise: bool) -> None:
 def test_what_cannot_be_checked_says_why() -> None:
     with pytest.raises(RuntimeError, match="no-such-case"):
         check(kda, base="fp32", case="no-such-case")
+    with pytest.raises(RuntimeError, match="name a case"):
+        check(kda, base="fp32", case=[])
+
+
+def test_checks_of_several_cases_say_whose_they_are(tmp_path: Path) -> None:
+    def wrong_where_wide(q, k, v, g, beta):  # noqa: ANN001, ANN202
+        o, state = kda(q, k, v, g, beta)
+        o[:-1] += o[1:] * np.float32(v.shape[-1] > 16)
+        return o, state
+
+    wide = tmp_path / "wide.case"
+    wide.write_text("reason = r\nsource = s\nop = kda\nT = 96\nK = 16\nV = 32\n")
+    cases = ["beta-zero", "wide"]
+    found = check(
+        wrong_where_wide, base="fp32", case=[cases[0], str(wide)], tokens=40, outputs=KEPT
+    )
+    assert [c.case for c in found] == [x for x in cases for _ in range(len(found) // 2)], found
+    assert {c.case for c in found if c.verdict == "fail"} == {"wide"}, found
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,13 @@ def test_a_wrong_row_is_beyond_both_bounds_where_it_is() -> None:
     assert "BEYOND BOTH BOUNDS: B breaks its own" in found.text
 
 
+@pytest.mark.parametrize("case", [["t1", "t63"], "smoke", []])
+def test_several_cases_are_refused(case: str | list[str]) -> None:
+    """The verdict and the tensors would be those of the first."""
+    with pytest.raises(ValueError, match="on one case"):
+        differ(o_of_kda, in_double, case, base="fp32")
+
+
 def test_a_recurrent_design_needs_no_truth() -> None:
     sides = {"base": "fp32", "design": ("recurrent", None), "tokens": 160, "heads": 2}
     found = differ(o_of_kda, in_double, truth=False, **sides)
