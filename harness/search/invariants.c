@@ -9,6 +9,7 @@
 
 #include <math.h>
 #include <omp.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -738,12 +739,18 @@ static int check_keep_behind(const void *ctx, int f, int64_t token, int head, in
            (f != DP_RESULT_DS0 && (f == DP_RESULT_DQ ? token != x->t : token > x->t));
 }
 
+void dp_check_say(dp_check_work *w, const char *format, ...) {
+    const size_t used = strnlen(w->c->why, 260);
+    va_list more;
+    if (w->c->verdict != DP_FAIL) return;
+    va_start(more, format);
+    vsnprintf(w->c->why + used, sizeof w->c->why - used, format, more);
+    va_end(more);
+}
+
 /* Adds to a failure which tokens or heads were changed. */
 static void say_changed(dp_check_work *w, const char *what, int64_t n, const char *which) {
-    const size_t used = strnlen(w->c->why, 260);
-    if (w->c->verdict == DP_FAIL)
-        snprintf(w->c->why + used, sizeof w->c->why - used, ", after %s %lld%s changed", what,
-                 (long long)n, which);
+    dp_check_say(w, ", after %s %lld%s changed", what, (long long)n, which);
 }
 
 /* Edits, at some tokens, of the inputs of that role leave the rows of keep as they are. */

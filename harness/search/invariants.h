@@ -23,6 +23,10 @@
  *                 (q and k if no other head reads them): o, states and all gradients of other heads
  *                 must not, dA_log and ddt_bias included (dq and dk: of groups without a changed
  *                 head)
+ *   head-order    the last key head and its value heads (of one key head: the last value head) come
+ *                 first: results of each head must not change. So it is where they are alone, but
+ *                 within bounds for kernels of others, as the number of heads may decide how they
+ *                 compute. Kernels on a device are not asked for the latter
  *   packed        results of a packed sequence equal its results alone, on one rank, if chunks are
  *                 cut alike (without dA_log and ddt_bias, sums over all sequences)
  *   sequence-order
@@ -100,6 +104,7 @@ typedef struct {
     X("causality-chunk", BITS, check_chunk)            \
     X("anticausality", BITS, anticausality)            \
     X("heads", BITS, check_heads)                      \
+    X("head-order", BITS, dp_check_head_order)         \
     X("packed", BITS, dp_check_packed)                 \
     X("sequence-order", BITS, dp_check_sequence_order) \
     X("prefix", BITS, dp_check_prefix)                 \

@@ -153,6 +153,102 @@ dp_status dp_check_sequence_order(dp_check_work *w) {
     return st;
 }
 
+/* ---- heads elsewhere ------------------------------------------------------------------------- */
+
+/* `count` heads of [outer][heads][inner] from the one at `first` on; the first follows the last. */
+typedef struct {
+    int64_t outer, inner;
+    int heads, first, count;
+} heads_taken;
+
+static double *take(const double *x, heads_taken h) {
+    double *y = dp_doubles(h.outer * h.count * h.inner);
+    for (int64_t i = 0; i < h.outer; i++)
+        for (int j = 0; j < h.count; j++)
+            memcpy(y + (i * h.count + j) * h.inner,
+                   x + (i * h.heads + (h.first + j) % h.heads) * h.inner,
+                   sizeof *y * (size_t)h.inner);
+    return y;
+}
+
+/* Heads of an array that belong to the last key head. If there is one key head: to the last value
+ * head, 0 where the array has one for all value heads. */
+static int of_last(const dp_problem *p, int heads) {
+    return (p->H > 1 ? dp_G(p) : 1) * heads / p->HV;
+}
+
+/* The last ones before all others, or alone. */
+static dp_problem last_heads_first(const dp_problem *p, int alone, int backward) {
+    dp_problem c = *p;
+    if (alone) {
+        c.HV = of_last(p, p->HV);
+        c.H = 1;
+    }
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        const double *x = dp_input_of(p, i);
+        const int n = dp_input_heads(p, i), last = of_last(p, n);
+        const int64_t width = dp_input_width(p, i);
+        const heads_taken h = {dp_input_count(p, i) / width, width / n, n, n - last,
+                               alone && last ? last : n};
+        *dp_input_at(&c, i) = x && (backward || !dp_input_fields[i].backward) ? take(x, h) : NULL;
+    }
+    c.cu = dp_cu_copy(p);
+    return c;
+}
+
+/* Results, in the order of p, of a run in which the last heads are first. alone: those that p has
+ * of the last heads. Without sums over value heads, whose order is another. */
+static dp_result results_of_heads(const dp_problem *p, const dp_result *r, int alone) {
+    dp_result out = {0};
+    for (int f = 0; f < DP_NRESULTS; f++) {
+        const double *x = *dp_result_at((dp_result *)r, f);
+        const int n = dp_result_heads(p, f), last = of_last(p, n);
+        const dp_row_kind kind = dp_result_fields[f].kind;
+        const int64_t outer = kind == DP_OF_TOKENS ? p->T : kind == DP_OF_SEQUENCES ? p->Nseq : 1;
+        int64_t rows, width;
+        dp_result_shape(p, f, &rows, &width);
+        const heads_taken h = {outer, rows * width / outer / n, n, alone ? n - last : last,
+                               alone ? last : n};
+        *dp_result_at(&out, f) = x && last ? take(x, h) : NULL;
+    }
+    return out;
+}
+
+static dp_status check_alone(dp_check_work *w) {
+    DP_FREED(dp_problem_free) dp_problem one = last_heads_first(w->p, 1, w->backward);
+    DP_FREED(dp_check_outcome_free) dp_check_outcome o = {0};
+    dp_check_subject s = *w->s;
+    dp_check_work v = *w;
+    s.bitwise = 0;
+    v.s = &s;
+    v.p = &one;
+    const dp_status st = dp_check_run_problem(&s, &one, w->N, w->backward, &o, w->e);
+    if (st == DP_EINPUT && s.library) { /* another number of heads is not for it */
+        *w->e = (dp_err){0};
+        return DP_OK;
+    }
+    if (st) return st;
+    DP_FREED(dp_result_free) dp_result want = results_of_heads(w->p, &w->base->r, 1);
+    dp_check_same(&v, &(dp_check_pair){.p = &one, .got = &o.r, .want = &want, .factor = 1});
+    dp_check_say(w, ", where the last of %d is alone", w->p->HV);
+    return DP_OK;
+}
+
+dp_status dp_check_head_order(dp_check_work *w) {
+    const int device = !w->s->library && !dp_backends[w->s->backend].simulated;
+    if (w->p->HV < 2) return dp_check_skip(w, "one head");
+    if (w->p->memory) return dp_check_skip(w, "arrays on the device");
+    DP_FREED(dp_problem_free) dp_problem p = last_heads_first(w->p, 0, w->backward);
+    DP_FREED(dp_check_outcome_free) dp_check_outcome o = {0};
+    const dp_status st = dp_check_run_problem(w->s, &p, w->N, w->backward, &o, w->e);
+    if (st) return st;
+    DP_FREED(dp_result_free) dp_result got = results_of_heads(w->p, &o.r, 0);
+    dp_check_same(w, &(dp_check_pair){.p = w->p, .got = &got, .want = &w->base->r, .factor = 1});
+    dp_check_say(w, ", where the last of %d comes first", w->p->HV);
+    const int more = !device && w->s->merge != DP_EXCHANGE_HEADS && w->c->verdict == DP_PASS;
+    return more ? check_alone(w) : DP_OK;
+}
+
 /* ---- a prefix -------------------------------------------------------------------------------- */
 
 /* All results but one are those of the whole, from its token t0 on. */

@@ -73,6 +73,8 @@ dp_status dp_check_changed(dp_check_work *w, dp_problem *p, const double factor[
                            double small, dp_check_keep *keep, const void *ctx);
 /* "rank 0, head 1, token 5": where a row of a result of w->p stands. */
 void dp_check_row_text(const dp_check_work *w, int f, int64_t row, char *text, size_t size);
+/* Adds to a failure what was changed. */
+void dp_check_say(dp_check_work *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Notes why a check does not apply. DP_OK. */
 dp_status dp_check_skip(dp_check_work *w, const char *why);
 /* Did either run cut a sequence in segments, so that parts of it may differ in bits? */
@@ -95,6 +97,8 @@ const dp_error_bound *dp_check_bounds_of(dp_check_work *w);
 /* invariants_parts.c */
 /* Sequences packed together give the bits that each gives alone. */
 dp_status dp_check_packed(dp_check_work *w);
+/* Heads in another order, or one of them alone, give what they gave. */
+dp_status dp_check_head_order(dp_check_work *w);
 /* Sequences packed in another order give the same bits. */
 dp_status dp_check_sequence_order(dp_check_work *w);
 /* A sequence cut at a chunk and continued from its state gives the same bits. */

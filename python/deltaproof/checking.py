@@ -34,9 +34,9 @@ def check(
     limit: float = 60.0,
     **contract: Any,
 ) -> list[Check]:
-    """All of `deltaproof check` on inputs by the law of `case` (default: a small one that the
-    contract serves; of several, or a set, one after the other). They have one sequence of `tokens`
-    tokens and `heads` heads, K and V of the case.
+    """All of `deltaproof check` on inputs by the law of `case`. (Default: a small one that the
+    contract serves. Several, or those of a set, are checked one after the other.) They have one
+    sequence of `tokens` tokens and `heads` heads, K and V of the case.
 
     base, design, limit, contract: as `run` takes them. Gradients are checked where fn returns them.
     With bitwise fn claims equal bits wherever it does the same arithmetic. Else rows that differ

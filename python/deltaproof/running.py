@@ -31,7 +31,7 @@ LONG = 131072  # more than 65,536, and eight windows of 16K
 @dataclass(frozen=True)
 class Check:
     """verdict: "bitwise", "within bounds" (of the declared design, of both calls), "fail" or
-    "skipped"; why: where and by how much; case: whose inputs' law, and size."""
+    "skipped"; why: where and by how much; case: the law of inputs."""
 
     name: str
     verdict: str

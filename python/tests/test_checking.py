@@ -1,5 +1,6 @@
 """Properties that must hold between calls, and how two arrays differ."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -78,14 +79,51 @@ def test_zeros_and_nan_keep_every_property_and_prove_nothing(factor: float, why:
     assert "NOTHING CHECKED" in str(raised.value)
 
 
-def test_zeros_of_a_head_keep_every_property_and_prove_nothing() -> None:
+def test_zeros_of_a_head_are_seen_where_another_comes_first() -> None:
+    """Other properties, which zeros keep, prove nothing."""
+
     def fn(q, k, v, g, beta):  # noqa: ANN001, ANN202
         o, _ = kda(q, k, v, g, beta)
         o[:, 1] = 0
         return o
 
-    with pytest.raises(RuntimeError, match=r"o of head 1 is zero"):
-        check(fn, base="fp32", tokens=32)
+    found = check(fn, base="fp32", tokens=32)
+    assert {c.name for c in found if c.verdict != "skipped"} == {"head-order"}, found
+    assert "o of head 1 is zero" in found[0].why, found
+
+
+@pytest.mark.parametrize(
+    ("heads", "wrong"),
+    [
+        (2, lambda o, n: o[:, 0]),  # views, which change their sign
+        (3, lambda o, n: o[:, 1]),
+        (3, lambda o, n: o[:, -1]),
+        (2, lambda o, n: o[: 99 * (n == 2)]),
+        (12, lambda o, n: o[: 99 * (n > 8)]),
+    ],
+)
+def test_what_depends_on_the_place_or_the_number_of_heads_is_seen(
+    heads: int, wrong: Callable[[np.ndarray, int], np.ndarray]
+) -> None:
+    def fn(q, k, v, g, beta):  # noqa: ANN001, ANN202
+        o, state = kda(q, k, v, g, beta)
+        wrong(o, o.shape[1])[...] *= -1
+        return o, state
+
+    found = check(fn, base="fp32", tokens=32, heads=heads, outputs=KEPT)
+    failed = {c.name: c.why for c in found if c.verdict == "fail"}
+    assert list(failed) == ["head-order"], found
+    assert f"where the last of {heads} " in failed["head-order"]
+
+
+def test_a_kernel_of_so_many_heads_alone_is_asked_for_their_order() -> None:
+    def fn(q, k, v, g, beta):  # noqa: ANN001, ANN202
+        if v.shape[1] != 4:
+            raise deltaproof.Unsupported("four heads")
+        return kda(q, k, v, g, beta)
+
+    found = {c.name: c for c in check(fn, base="fp32", tokens=32, heads=4, outputs=KEPT)}
+    assert found["head-order"].verdict == "bitwise", found
 
 
 def test_a_kernel_without_packing_is_seen() -> None:
