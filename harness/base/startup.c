@@ -108,6 +108,7 @@ void dp_interrupt_default(void) {
 static int watch_signals(void) {
     pthread_t thread;
     struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, old;
+    signal(SIGCHLD, SIG_DFL); /* ignored, as it may be inherited, children leave no exit status */
     signal(SIGXFSZ, SIG_IGN); /* writing fails with EFBIG instead, and is reported */
     if (pipe2(wake, O_CLOEXEC) || pthread_create(&thread, NULL, watch, NULL)) return -1;
     pthread_detach(thread);

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from .program import environment, program
+from .program import ran
 from .provenance import note_options, surroundings
 from .records import FAIL, NOT_JUDGED, PASS, forget, identity, own_folder, own_record, trusted
 from .recurrence import Recurrence
@@ -303,15 +303,9 @@ def _judged(
                 with open(rows, "w", encoding="utf-8") as f:
                     f.write(recurrence.text())
             call = identity(replay, files)
-            done = subprocess.run(
-                [program(), *replay, *record_to, *more, f"--note=call={call}"],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="backslashreplace",
-                check=False,
-                env=environment(),
-            )
+            both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            words = [*replay, *record_to, *more, f"--note=call={call}"]
+            done = ran(*words, errors="backslashreplace", **both)
             record = own_record(json_path, call)
         status, why = trusted(done.returncode, record)
         record = None if why else record

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from importlib.util import find_spec
+from typing import Any
+
+LOST = 255  # the exit status of a process that nobody may know
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -71,11 +78,36 @@ def environment() -> dict[str, str]:
     return own | dict(os.environ) | {"DELTAPROOF_ALONE": str(os.getpid())}
 
 
-def ran(*arguments: str) -> subprocess.CompletedProcess[str]:
+@contextmanager
+def children() -> Iterator[None]:
+    """Where SIGCHLD is ignored a process leaves no exit status: meanwhile it is not, if this is the
+    main thread."""
+    own = threading.current_thread() is threading.main_thread()
+    if not own or signal.getsignal(signal.SIGCHLD) != signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
+def known(status: int) -> int:
+    """The exit status of a child that has ended, or LOST: Python takes 0 for what is lost."""
+    return LOST if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN else status
+
+
+def ran(*arguments: str, **streams: Any) -> subprocess.CompletedProcess[str]:
     """The program with these arguments, when it has ended, and the texts that it printed."""
-    return subprocess.run(
-        [program(), *arguments], capture_output=True, text=True, check=False, env=environment()
-    )
+    streams = streams or {"capture_output": True}
+    words, env = [program(), *arguments], environment()
+    with children():
+        done = subprocess.run(words, text=True, check=False, env=env, **streams)
+        done.returncode = known(done.returncode)
+    if done.returncode == LOST and done.stderr is not None:
+        done.stderr += "the program ended unseen, as SIGCHLD is ignored\n"
+    return done
 
 
 def put(path: str, text: str) -> str:

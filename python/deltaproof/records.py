@@ -14,6 +14,8 @@ import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .program import LOST
+
 PASS, FAIL, NOT_JUDGED = 0, 1, 2  # exit statuses of the program
 WRITTEN = ("results.json", "results.json.gz", "junit.xml", "summary.md", "report.html")
 
@@ -80,6 +82,8 @@ def _is_whole(run: dict[str, Any]) -> bool:
 
 def ended(status: int) -> str:
     """How a program ended that has no exit status of its own."""
+    if status == LOST:
+        return "unseen, as SIGCHLD is ignored,"
     if status >= 0:
         return f"with the status {status}"
     return f"by the signal {signal.Signals(-status).name}"

@@ -26,7 +26,7 @@ import numpy as np
 
 from .contract import INTEGERS, Contract, Problem, Unsupported
 from .limits import LONGEST, within
-from .program import bridge, environment, program
+from .program import bridge, children, environment, known, program
 from .words import in_python, safe, text_of
 
 WHOLE = ("R", "Kg", "chunk", "l2norm", "backward")
@@ -171,17 +171,20 @@ def run_program(arguments: Sequence[str], *servers: Server) -> Finished:
             one.bind(path + suffix)
             one.listen()
             listening[one] = server
-        with subprocess.Popen(
-            [program(), *arguments, *(f"--subject={x}" for x in subjects)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="backslashreplace",
-            env=environment() | {"DELTAPROOF_BRIDGE": path},
-        ) as process:
+        with (
+            children(),
+            subprocess.Popen(
+                [program(), *arguments, *(f"--subject={x}" for x in subjects)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="backslashreplace",
+                env=environment() | {"DELTAPROOF_BRIDGE": path},
+            ) as process,
+        ):
             text = _serve(process, listening)
             raised = [x for server in servers for x in server.raised]
-            return Finished(process.wait(), in_python(text), raised)
+            return Finished(known(process.wait()), in_python(text), raised)
 
 
 def _serve(process: subprocess.Popen[str], listening: dict[socket.socket, Server]) -> str:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -797,3 +798,43 @@ def test_the_mistake_that_explains_a_failing_run_is_named() -> None:
     found = deltaproof.run(late, "t65", **OWN, layouts=())
     assert found.status == 1 and "t65 fits: o is one token late" in found.text, found.text
     assert found.text.index("t65 fits: ") < found.text.index("VERDICT: "), found.text
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile", "thread"])
+def test_verdicts_stay_where_exit_statuses_are_lost(when: str) -> None:
+    """SIGCHLD is ignored: `differ` passed beyond both bounds, and `check` took minutes."""
+
+    def wrong(q, k, v, g, beta):  # noqa: ANN001, ANN202
+        if when == "meanwhile":
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        return kda(q, k, v, g, beta)[0] * np.float32(1.25)
+
+    def differs() -> None:
+        found.append(deltaproof.differ(lambda q, k, v, g, beta: kda(q, k, v, g, beta)[0], wrong,
+                                       base="fp32"))  # fmt: skip
+
+    found: list[Any] = []
+    if when != "meanwhile":
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        if when == "before":
+            differs()
+            assert found[0].status == 1 and found[0].verdict == "beyond", found
+            assert signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
+            return
+        unseen = pytest.raises(RuntimeError, match="unseen, as SIGCHLD is ignored")
+        with unseen, ThreadPoolExecutor(1) as pool:
+            pool.submit(differs).result() if when == "thread" else differs()
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def test_the_program_takes_no_longer_where_sigchld_is_ignored() -> None:
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    ignoring += "os.execv(sys.argv[1], sys.argv[1:])"
+    words = ["check", "t1", "--base=fp32", "--forward", "--run=false"]
+    command = [sys.executable, "-c", ignoring, program(), *words]
+    start = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "exit status 1" in done.stdout, done
+    assert time.monotonic() - start < 5
