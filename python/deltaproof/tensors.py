@@ -57,7 +57,10 @@ def to_numpy(x: Array, name: str = "array") -> npt.NDArray[Any]:
         x = _from_torch(x) if is_torch(x) else x
         if isinstance(x, np.ma.MaskedArray):
             raise TypeError("a masked array: say what its masked entries are")
+        if hasattr(x, "__dlpack__") and not hasattr(x, "__array__"):
+            x = np.from_dlpack(x)
         x = np.asarray(x)
+        x = x.astype(x.dtype.newbyteorder("="), copy=False)
     except Exception as e:
         raise ValueError(f"{name}: {_kind(x)} cannot be read: {text_of(e)}") from e
     if x.dtype not in DTYPES.values():

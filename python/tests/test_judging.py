@@ -465,3 +465,21 @@ def test_kernels_are_named_without_their_arguments() -> None:
     assert short_name(long + "(int)") == "at::reduce<..>"
     assert short_name("(anonymous namespace)::k_fast(int)") == "{anonymous}::k_fast"
     assert short_name("chunk_kda_fwd_kernel") == "chunk_kda_fwd_kernel"
+
+
+class Exported:
+    """An array of another library, known by DLPack alone."""
+
+    def __init__(self, x: np.ndarray) -> None:
+        self.__dlpack__, self.__dlpack_device__ = x.__dlpack__, x.__dlpack_device__
+
+
+@pytest.mark.parametrize("form", [Exported, lambda x: x.astype(x.dtype.newbyteorder(">"))])
+def test_arrays_of_other_libraries_and_byte_orders_are_read(form: Any) -> None:
+    x = inputs(T=20)
+    o, _ = kda(**x)
+    given = {n: form(y) for n, y in x.items()}
+    assert judge(given, {"o": form(o)}, base="fp32", **SAID).status == 0
+    assert judge(given, {"o": form(o * np.float32(1.1))}, base="fp32", why=0, **SAID).status == 1
+    with pytest.raises(ValueError, match="complex64 is none of"):
+        judge(given, {"o": form(o.astype(np.complex64))}, base="fp32", **SAID)
