@@ -82,9 +82,14 @@ class KernelProcess:
         return list(said["parameters"])
 
     def _send(self, what: Any) -> None:
+        """OSError; TooLong where the process reads nothing for as long as a call may take."""
         assert self.process and self.process.stdin
-        pickle.dump(what, self.process.stdin)
-        self.process.stdin.flush()
+        fd, left = self.process.stdin.fileno(), memoryview(pickle.dumps(what))
+        os.set_blocking(fd, False)
+        while left:
+            if not select.select([], [fd], [], self.limit + 5)[1]:
+                raise TooLong(f"the kernel's process read nothing for {self.limit + 5:g} s")
+            left = left[os.write(fd, left[: 1 << 16]) :]
 
     def _read(self, n: int, until: float) -> bytes:
         """Exactly n bytes. EOFError, TooLong."""
@@ -105,7 +110,8 @@ class KernelProcess:
         try:
             size = int.from_bytes(self._read(4, limit), "little")
             said = json.loads(self._read(size, 5)) if size < LONGEST_LINE else None
-            return said if isinstance(said, dict) else {"why": "the kernel's process lied"}
+            lied = {"why": "the kernel's process lied", "ends": True}  # what follows is no answer
+            return said if isinstance(said, dict) else lied
         except TooLong as e:
             self._kill()
             return {"why": str(e)}
@@ -125,6 +131,8 @@ class KernelProcess:
         try:
             self._send((problem, layout, apart))
             said = self._answer(self.limit + 5)
+        except TooLong as e:
+            said = {"why": str(e), "ends": True}
         except OSError:
             said = self._answer(0)
         if "why" in said:

@@ -296,6 +296,19 @@ def test_a_kernel_that_ends_its_process_or_talks_fails(
     assert said["status"] == 1 and says in text, text
 
 
+def test_a_kernel_whose_answer_is_none_ends(tmp_path: Path) -> None:
+    """Each waited for the other to read: more than a pipe holds."""
+    body = """import os
+def kernel(q, k, v, g, beta, initial_state=None, cu_seqlens=None, scale=None):
+    for fd in range(3, 30):
+        try: os.write(fd, b'{"ok":1}')
+        except OSError: pass
+    return v
+"""
+    said, text = scored(tmp_path, body, limit=5.0, laws=["shapes", "packed", "long"], count=8)
+    assert said["status"] == 1 and text.count("the kernel's process lied") >= 8, text
+
+
 BEYOND = """
 import numpy as np
 def kernel(q, k, v, g, beta):
