@@ -11,6 +11,7 @@
 #include "ref/bound/drop.h"
 #include "ref/chunk/gate.h"
 #include "ref/vocabulary/context.h"
+#include "ref/vocabulary/stored.h"
 
 #include <assert.h>
 #include <math.h>
@@ -1005,6 +1006,11 @@ static void try_others(const judging *x, dp_run *r) {
     }
 }
 
+/* Do calls read states again that lost bits over a scale? Then all behind them rounds. */
+static int reads_rounded(const dp_run *r, const dp_session *s) {
+    return s && (dp_stored_has_scale(r->design.final_state) || dp_stored_has_scale(s->kept));
+}
+
 void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *out, dp_run *r) {
     const judging x = {.sp = sp, .bases = bases, .out = out, .stages = inner_stages(out)};
     const dp_design declared = r->design;
@@ -1012,6 +1018,7 @@ void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *
     dp_design common[DP_COMMON_DESIGNS];
     dp_design_common(&declared, common);
     if (r->undeclared) r->design = explained ? *explained : common[0];
+    if (reads_rounded(r, dp_case_session(sp->c))) r->exact = 0;
     judge_by(&x, r, 1);
     if (r->undeclared && !explained && !r->exact && may_be_explained(r)) try_others(&x, r);
     r->explained = r->design;

@@ -1,6 +1,7 @@
 """Kernels that keep their states in fp8, int8 or fp16 between calls, by the conversions of numpy
 and ml_dtypes, and what they may get wrong."""
 
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -360,3 +361,17 @@ def test_numbers_that_are_exact_in_bf16_are_not_over_a_scale(form: str) -> None:
         found = deltaproof.run(kept(fault), "kda-exact", out={"final_state": form}, **own)
         assert found.passed == (not fault), found.text
         assert ("nothing rounds in this case" in found.text) == (fault == "o"), found.text
+
+
+@pytest.mark.parametrize("slots", ["", "session_slots = 5\n"])
+@pytest.mark.parametrize("form", ["e4m3-row", "int8-head"])
+def test_calls_that_read_such_states_again_round(form: str, slots: str, tmp_path: Path) -> None:
+    case = tmp_path / "exact.case"
+    case.write_text(
+        "reason = r\nsource = s\nop = gdn\nT = 48\ncu_seqlens = 0,16,32,48\nH = 1\nHV = 2\n"
+        f"K = 16\nV = 16\nkeys = exact\nbase = fp32\nsession = 10,5,1\n{slots}"
+    )
+    for times in (1, 1.25):
+        store = lambda S, c=times: quantized(S, form) * F4(c)
+        found = judged(form, store, False, [str(case)])
+        assert found.passed == (times == 1), found.text
