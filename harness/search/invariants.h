@@ -26,7 +26,8 @@
  *   head-order    the last key head and its value heads (of one key head: the last value head) come
  *                 first: results of each head must not change. So it is where they are alone, but
  *                 within bounds for kernels of others, as the number of heads may decide how they
- *                 compute. Kernels on a device are not asked for the latter
+ *                 compute. Kernels that do not take another number hold without it. Those on a
+ *                 device are not asked
  *   packed        results of a packed sequence equal its results alone, on one rank, if chunks are
  *                 cut alike (without dA_log and ddt_bias, sums over all sequences)
  *   sequence-order

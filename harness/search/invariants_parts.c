@@ -223,7 +223,8 @@ static dp_status check_alone(dp_check_work *w) {
     v.s = &s;
     v.p = &one;
     const dp_status st = dp_check_run_problem(&s, &one, w->N, w->backward, &o, w->e);
-    if (st == DP_EINPUT && s.library) { /* another number of heads is not for it */
+    if ((st == DP_EINPUT || st == DP_EDEVICE) && s.library) { /* nobody said that it takes these */
+        snprintf(w->c->why, sizeof w->c->why, "not alone: %.300s", w->e->msg);
         *w->e = (dp_err){0};
         return DP_OK;
     }

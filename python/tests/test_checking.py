@@ -116,14 +116,21 @@ def test_what_depends_on_the_place_or_the_number_of_heads_is_seen(
     assert f"where the last of {heads} " in failed["head-order"]
 
 
-def test_a_kernel_of_so_many_heads_alone_is_asked_for_their_order() -> None:
+@pytest.mark.parametrize("error", [deltaproof.Unsupported, ValueError])
+@pytest.mark.parametrize("flips", [False, True])
+def test_a_kernel_of_so_many_heads_alone_is_asked_for_their_order(
+    error: type[Exception], flips: bool
+) -> None:
     def fn(q, k, v, g, beta):  # noqa: ANN001, ANN202
         if v.shape[1] != 4:
-            raise deltaproof.Unsupported("four heads")
-        return kda(q, k, v, g, beta)
+            raise error("four heads")
+        o, state = kda(q, k, v, g, beta)
+        o[:, 2] *= -1 if flips else 1
+        return o, state
 
     found = {c.name: c for c in check(fn, base="fp32", tokens=32, heads=4, outputs=KEPT)}
-    assert found["head-order"].verdict == "bitwise", found
+    assert found["head-order"].verdict == ("fail" if flips else "bitwise"), found
+    assert flips or "not alone: " in found["head-order"].why, found
 
 
 def test_a_kernel_without_packing_is_seen() -> None:
