@@ -175,7 +175,8 @@ template <int K, int V, bool OUT, bool KEEP> struct ScanWarp {
 };
 
 template <int K, int V, bool OUT, bool KEEP>
-__global__ void __launch_bounds__(SCAN_THREADS, 1) k_scan(Dims d, StateArgs a) {
+__global__ void TOGETHER(V / 16 / SLICES_OF_SCAN) __launch_bounds__(SCAN_THREADS, 1)
+    k_scan(Dims d, StateArgs a) {
     extern __shared__ __align__(1024) char raw[];
     typedef ScanSmem<K, OUT, KEEP> Smem;
     Smem &sm = *(Smem *)raw;

@@ -119,7 +119,7 @@ template <int K> struct ScanSmem {
 };
 
 template <int K, int V>
-__global__ void __launch_bounds__(SCAN_THREADS, 1)
+__global__ void TOGETHER(V / 16 / SLICES_OF_SCAN) __launch_bounds__(SCAN_THREADS, 1)
     k_scan_bwd(Dims d, StateArgs a, const __grid_constant__ DoRows rows) {
     extern __shared__ __align__(1024) char raw[];
     ScanSmem<K> &sm = *(ScanSmem<K> *)raw;
