@@ -10,6 +10,8 @@
  *                    then with nothing (save all)
  *   forward [runs]   the forward alone, KDA and GDN by number of tokens and heads, with both steps
  *   heads [runs]     forward and backward by number of heads, recomputed and all saved
+ *   rows [runs]      forwards by themselves, last states out, ten calls behind each other: the rows
+ *                    of the field's table
  *   shapes [runs]    forward and backward of K and V in {64, 128}, and of fp32 q, k, v
  *   wide [runs]      V of 256, beside as many heads of 128 (two calls of which are its columns) and
  *                    twice as many; with few heads on the simple path, too
@@ -324,6 +326,37 @@ static void mode_heads(int, int runs) {
                 }
 }
 
+/* B sequences of T tokens in all. */
+static void mode_rows(int, int runs) {
+    const int CALLS = 10;
+    const bool kda = false, gdn = true;
+    const struct {
+        Shape s;
+        int B;
+    } rows[] = {{{8192, 64, FAST, 1, 128, 128, kda}, 1},  {{131072, 8, FAST, 1, 128, 128, kda}, 1},
+                {{131072, 8, SLOW, 1, 128, 128, kda}, 1}, {{131072, 8, GONE, 1, 128, 128, kda}, 1},
+                {{8192, 8, SLOW, 1, 128, 128, kda}, 1},   {{8192, 32, SLOW, 1, 128, 128, kda}, 8},
+                {{8192, 64, FAST, 1, 128, 128, gdn}, 1},  {{8192, 8, SLOW, 1, 128, 128, gdn}, 1},
+                {{131072, 8, SLOW, 1, 128, 128, gdn}, 1}, {{8192, 32, SLOW, 1, 128, 128, gdn}, 8},
+                {{8192, 32, SLOW, 1, 128, 128, gdn}, 64}};
+    for (auto &r : rows) {
+        const Shape &s = r.s;
+        dpg_options o = options_of(Way());
+        o.backward = 0;
+        std::vector<int64_t> cu(1);
+        for (int b = 1; b <= r.B; b++)
+            cu.push_back(s.T * b / r.B);
+        BenchRank k(s, 0, 1, o, {}, cu);
+        k.t.final_state = (float *)k.memory.room((size_t)r.B * s.HV * s.K * s.V * 4);
+        double ms = time_of(k.stream, runs, [&] {
+            for (int i = 0; i < CALLS; i++)
+                DP(k.err, dpg_forward(k.plan, &k.t, k.ws, NULL, k.stream, &k.err));
+        });
+        printf("%s   %2d x %-6lld HV=%-3d %s gates  forward %7.4f ms\n", name_of(s), r.B,
+               (long long)(s.T / r.B), s.HV, s.gates(), ms / CALLS);
+    }
+}
+
 static void mode_shapes(int, int runs) {
     for (int K : {64, 128})
         for (int V : {64, 128}) {
@@ -396,11 +429,10 @@ int main(int argc, char **argv) {
         const char *name;
         int ranks; /* default; 0: takes no such number */
         void (*run)(int N, int runs);
-    } modes[] = {{"conv", 0, mode_conv},   {"kda", 0, mode_kda},
-                 {"table", 0, mode_table}, {"forward", 0, mode_forward},
-                 {"heads", 0, mode_heads}, {"shapes", 0, mode_shapes},
-                 {"wide", 0, mode_wide},   {"keys", 0, mode_keys},
-                 {"token", 0, mode_token}, {"cp", 2, mode_cp}};
+    } modes[] = {{"conv", 0, mode_conv},       {"kda", 0, mode_kda},     {"table", 0, mode_table},
+                 {"forward", 0, mode_forward}, {"heads", 0, mode_heads}, {"rows", 0, mode_rows},
+                 {"shapes", 0, mode_shapes},   {"wide", 0, mode_wide},   {"keys", 0, mode_keys},
+                 {"token", 0, mode_token},     {"cp", 2, mode_cp}};
     const char *mode = argc > 1 ? argv[1] : "conv";
     setvbuf(stdout, NULL, _IOLBF, 0);
     devices("bench_bwd");

@@ -190,6 +190,10 @@ static std::vector<Row> rows(bool all) {
     }
     for (int i : some)
         if (all) r.push_back({&layouts[i], 8, false, FAST});
+    for (bool one_gate : {false, true})
+        for (int i : {0, 1, 2}) /* single sequences of many heads */
+            for (int HV : {12, 16, 20, 24, 28, 32, 40})
+                if (all && (HV % 16 || i == 0)) r.push_back({&layouts[i], HV, one_gate, SLOW});
     for (int i : {1, 3, 9})
         for (int K : {64, 128})
             for (int V : {64, 128})

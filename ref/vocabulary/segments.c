@@ -15,38 +15,46 @@ typedef struct {
 typedef struct {
     pass team, scan;
 } pass_by;
-static const pass_by STATE = {{7000000, 1700000, 793000, 4700}, {7200000, 8600000, 1335000, 23500}},
+static const pass_by STATE = {{7000000, 1700000, 793000, 4700}, {7200000, 8600000, 1580000, 23500}},
                      RECOMPUTED = {{10000000, 1100000, 650000, 4700},
-                                   {10000000, 7200000, 1022000, 23800}},
+                                   {10000000, 13200000, 1213000, 20600}},
                      GRADIENTS = {{7000000, 2000000, 920000, 4700},
-                                  {10000000, 5100000, 1774000, 34200}},
+                                  {9000000, 8900000, 1686000, 30900}},
                      FROM_ZERO = {{11200000, 2300000, 846000, 11300},
-                                  {10000000, 5800000, 1276000, 20600}};
-static const pass BARE = {1000000, 5300000, 1115000, 23500}; /* scan, without w and u */
-/* (M, H): of 64 rows a block, of all of them; tiles with w and u, and without by gates. */
-static const pass PAIRS_HALF = {2000000, 9000000, 860000, 14500},
-                  PAIRS = {2000000, 9000000, 1300000, 14500};
-#define PAIRS_GATED 17000
-#define PAIRS_ONE 12400
+                                  {10000000, 6400000, 1311000, 7200}};
+#define PAIRS_TILE 14500 /* of a plan with w and u */
 
 typedef struct {
     ps launch, step, work;
 } products;
-static const products FORWARD = {2400000, 1000000, 40000}, BACKWARD = {1900000, 3800000, 116000};
-/* A tile: chunks (plans without w and u; from bench_bwd forward); backward in all. */
-#define CHUNKS 45000
-#define CHUNKS_GATED 37400
-#define CHUNKS_ONE 37000
-#define CHUNKS_BARE 19700
-#define BACK 214000
-#define BACK_ONE 148000
+static const products BACKWARD = {6900000, 4000000, 400000};
+/* By gates: chunks of a plan with w and u and without. Without: the pass (scan), (M, H) of 64 rows
+ * a block and of all, products, percent of the chunks beside the pass. A tile of the backward. */
+typedef struct {
+    ps chunks_stored, chunks;
+    pass states, half, pairs;
+    products forward;
+    ps beside, back;
+} gates;
+static const gates GATED = {45000,
+                            43600,
+                            {1700000, 8400000, 1011000, 20000},
+                            {2000000, 7000000, 585000, 16200},
+                            {2000000, 6000000, 1270000, 16200},
+                            {11900000, 1600000, 21800},
+                            23,
+                            192000},
+                   ONE = {37000,
+                          19500,
+                          {5000000, 7700000, 1191000, 21900},
+                          {2000000, 3900000, 861000, 13300},
+                          {2000000, 3100000, 1329000, 13300},
+                          {5000000, 1260000, 45200},
+                          21,
+                          143000};
+static const gates *gates_of(const dp_segments_case *c) { return c->one_gate ? &ONE : &GATED; }
 
 static ps most_of(ps a, ps b) { return a > b ? a : b; }
-
-static ps chunks_of(const dp_segments_case *c, int bare) {
-    if (c->one_gate) return bare ? CHUNKS_BARE : CHUNKS_ONE;
-    return bare ? CHUNKS_GATED : CHUNKS;
-}
 
 /* Times measured at K = V = 128 on CARD multiprocessors, here. */
 static ps bytes_here(const dp_segments_case *c, ps x) {
@@ -94,7 +102,7 @@ static ps time_of_pass(const dp_segments_case *c, const rows *r, int blocks, pas
     return p.launch + most_of(last_end(c, r, blocks, &p), p.tile * chunks * c->HV);
 }
 static int takes_teams(const dp_segments_case *c, int64_t n) { /* fast/state.cuh: by_teams */
-    return n * c->HV * (c->V / 64) < 100 * c->sms / 132;
+    return n * c->HV * (c->V / 16) <= c->sms;
 }
 static int takes_bare(const dp_segments_case *c, int64_t n) { /* fast/path.cu: is_bare */
     return c->bare && dp_segments_fill_bare(n * c->HV * (c->V / 64), c->sms);
@@ -150,26 +158,38 @@ static ps time_of_products(const dp_segments_case *c, const products *p, int in_
 /* (M, H) and what segments start from (fast/pre_own.cu). */
 static ps time_of_starts(const dp_segments_case *c, const batch *b, int bare) {
     const int halves = c->K > 64 && 2 * (b->segments - 1) * c->HV <= c->sms;
-    pass pairs = halves ? PAIRS_HALF : PAIRS;
-    if (bare) pairs.tile = c->one_gate ? PAIRS_ONE : PAIRS_GATED;
+    const gates *g = gates_of(c);
+    pass pairs = halves ? g->half : g->pairs;
     pairs.chunk = pairs.chunk * c->K / 128;
-    pairs.tile = bytes_here(c, pairs.tile);
+    pairs.tile = bytes_here(c, bare ? pairs.tile : PAIRS_TILE);
     return time_of_pass(c, &b->first, halves ? 2 * c->HV : c->HV, pairs) +
-           time_of_products(c, &FORWARD, b->most - 1, b->segments - b->cuts);
+           time_of_products(c, &g->forward, b->most - 1, b->segments - b->cuts);
+}
+
+/* The passes of a backward. Whole sequences have both side by side where there is room; else one
+ * sequence has gradients of its last chunks beside the second (fast/state_bwd.cu). */
+static ps time_of_backward(const dp_segments_case *c, const rows *all, int cut) {
+    const int team = takes_teams(c, all->n),
+              blocks = all->n * c->HV * (team ? c->V / 16 : c->V / 64);
+    const ps states = time_by(c, all, &RECOMPUTED), gradients = time_by(c, all, &GRADIENTS);
+    if (!cut && !c->save_all && 2 * blocks <= c->sms) return most_of(states, gradients);
+    const ps both = gradients + (c->save_all ? 0 : states);
+    const int beside = !cut && all->n == 1 && !team && blocks < c->sms;
+    return beside ? both - gradients * (c->sms - blocks) / c->sms : both;
 }
 
 /* The part that depends on how a batch is cut. */
 static ps time_of(const dp_segments_case *c, const batch *b, int64_t tiles) {
     const int cut = b->segments > 0, bare = takes_bare(c, b->all.n);
-    ps t = bare ? time_of_pass(c, &b->all, c->HV * (c->V / 64), here(c, BARE))
+    const gates *g = gates_of(c);
+    ps t = bare ? time_of_pass(c, &b->all, c->HV * (c->V / 64), here(c, g->states))
                 : time_by(c, &b->all, &STATE);
-    if (!bare) t += bytes_here(c, chunks_of(c, 0) - chunks_of(c, 1)) * tiles;
-    if (c->backward)
-        t += (c->save_all ? 0 : time_by(c, &b->all, &RECOMPUTED)) + time_by(c, &b->all, &GRADIENTS);
+    if (!bare) t += bytes_here(c, g->chunks_stored - g->chunks) * tiles;
+    if (c->backward) t += time_of_backward(c, &b->all, cut);
     const int beside =
         b->all.n == 1 && b->all.at[0] >= 192 && 3 * c->HV * (c->V / 64) <= 2 * c->sms;
     if (bare && beside) /* fast/path.cu: fast_spans */
-        t -= bytes_here(c, chunks_of(c, 1)) * tiles / (c->one_gate ? 3 : 6);
+        t -= bytes_here(c, g->chunks) * tiles * g->beside / 100;
     if (!cut) return t;
     t += time_of_starts(c, b, bare);
     if (c->backward)
@@ -180,9 +200,8 @@ static ps time_of(const dp_segments_case *c, const batch *b, int64_t tiles) {
 
 /* The part that does not. */
 static ps rest_of(const dp_segments_case *c, int64_t tiles) {
-    ps tile = chunks_of(c, 1);
-    if (c->backward) tile += c->one_gate ? BACK_ONE : BACK;
-    return bytes_here(c, tile) * tiles;
+    const gates *g = gates_of(c);
+    return bytes_here(c, g->chunks + (c->backward ? g->back : 0)) * tiles;
 }
 
 dp_segments_time dp_segments_time_of(const dp_segments_case *c, const int *chunks, int n,

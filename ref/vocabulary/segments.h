@@ -15,15 +15,16 @@
  *   whole      state; backward: + state (recomputed) + gradients
  *   cut        the same over segments + (M, H) of segments + products; backward: + gradients of
  *              segments from zero + products
- *   either     + w and u, unless the plan is bare (fast/bare.cuh); of one whole sequence, some of
- *              its chunks are made beside the pass
+ *   either     + w and u, unless the plan is bare (fast/bare.cuh)
+ *   whole      backward: both passes side by side where there is room
+ *   one whole  some chunks are made beside the pass; backward: gradients of the last ones likewise
  *
  * Cut where cut + MARGIN of everything < whole, everything being whole and what a cut does not
  * change. Nothing that is forgotten is counted on: then (M, H) take less.
  *
- * Constants are picoseconds for K = V = 128 on an H200 (132 multiprocessors), fitted to 1,300
- * runs whose steps `bench_split steps` prints. 75 later ones gave (M, H) forward. The median
- * error of passes is 1 to 4%, of products 6% (reports/device/split.txt). Other widths scale them.
+ * Constants are picoseconds for K = V = 128 on an H200 (132 multiprocessors). 1,300 runs whose
+ * steps `bench_split steps` prints gave those of teams, 1,900 of whole plans the others
+ * (reports/device/split.txt: 3% rms). Other widths scale them.
  * A chunk takes (K + 128) / 256 of it, that of (M, H) K / 128, bytes (K + V + 32) / 288, products
  * K / 128. On another device what a multiprocessor does takes as long, and bytes are divided
  * among as many as there are. Under save_all the state pass, which then also keeps, counts as one
@@ -34,10 +35,8 @@
 extern "C" {
 #endif
 
-#define DP_SEGMENT_LEAST 4 /* chunks of a segment */
-/* Percent of everything. At 5 two of 161 batches that were cut took 1.02 of whole sequences on an
- * H100, whose memory is slower for a multiprocessor. */
-#define DP_SEGMENTS_MARGIN 9
+#define DP_SEGMENT_LEAST 4        /* chunks of a segment */
+#define DP_SEGMENTS_MARGIN 4      /* percent of everything */
 #define DP_SEGMENTS_SURE 10000000 /* ps, and so much in any case: launches vary */
 
 typedef struct {
