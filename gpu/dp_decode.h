@@ -37,8 +37,8 @@ typedef enum { DPG_STATE_KV, DPG_STATE_VK } dpg_state_layout; /* [K][V] or [V][K
  * e5m2-block and int8-block of ref/vocabulary/stored.h. A head of a slot is K V codes, then
  * K V / 32 scales in fp32; a NaN makes its row NaN. With feedback K V numbers in bf16 follow, the
  * rounding error of the store. The next call that reads the slot adds them to the state. The errors
- * of these formats in a session are in ref/bound/carried.h. A state in fp16 has no scales;
- * its stochastic rounding gives the bits of fp16sr (stored.h). Scales of a whole row, head or
+ * of these formats in a session are in ref/bound/carried.h. fp16 by chance has no scales, and
+ * the bits of fp16sr (stored.h). Scales of a whole row, head or
  * tensor are not offered: they need numbers of other blocks of the kernel. */
 typedef enum {
     DPG_UNPACKED,
@@ -66,7 +66,7 @@ typedef struct {
     dpg_dtype dtype;               /* of q k v */
     dpg_dtype gdtype;              /* of g beta */
     dpg_dtype odtype;              /* of o */
-    dpg_dtype sdtype;              /* of states that are not packed */
+    dpg_dtype sdtype;              /* of states that are not packed; fp16 to nearest even */
     dpg_dtype A_dtype, bias_dtype; /* of A_log, of dt_bias */
     dpg_packed packed;
     dpg_state_layout layout;

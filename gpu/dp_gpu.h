@@ -41,7 +41,7 @@
 extern "C" {
 #endif
 
-typedef enum { DPG_F32, DPG_BF16, DPG_F16 } dpg_dtype; /* fp16: of parameters alone */
+typedef enum { DPG_F32, DPG_BF16, DPG_F16 } dpg_dtype; /* fp16: parameters, states of decode */
 
 /* The owners of tokens: rank owner[i] has part i, tokens [cut[i], cut[i+1]), of `parts` parts in
  * their order. Host memory, alike on every rank. A rank may own several parts, or none; its tensors

@@ -120,6 +120,14 @@ __device__ __forceinline__ float2 of_fp16(uint32_t halves) {
         : "r"(halves));
     return y;
 }
+/* To nearest even. */
+__device__ __forceinline__ uint32_t to_fp16(float x, float y) {
+    uint32_t halves = 0;
+#ifndef DPG_NO_MMA
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(y), "f"(x));
+#endif
+    return halves;
+}
 /* The low two of four codes, e5m2 or e4m3. */
 template <bool E5M2> __device__ __forceinline__ float2 of_fp8(uint32_t codes) {
 #if FP8_CONVERSIONS

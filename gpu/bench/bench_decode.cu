@@ -25,13 +25,15 @@ struct States {
 };
 static const States STATES[] = {{"fp32", DPG_F32, DPG_UNPACKED, 4},
                                 {"bf16", DPG_BF16, DPG_UNPACKED, 2},
+                                {"fp16", DPG_F16, DPG_UNPACKED, 2},
                                 {"fp32vk", DPG_F32, DPG_UNPACKED, 4, DPG_STATE_VK},
                                 {"bf16vk", DPG_BF16, DPG_UNPACKED, 2, DPG_STATE_VK},
+                                {"fp16vk", DPG_F16, DPG_UNPACKED, 2, DPG_STATE_VK},
                                 {"fp8", DPG_F32, DPG_E4M3, 1.125},
                                 {"e5m2", DPG_F32, DPG_E5M2, 1.125},
                                 {"int8", DPG_F32, DPG_INT8, 1.125},
                                 {"int8ef", DPG_F32, DPG_INT8_FEEDBACK, 3.125},
-                                {"fp16", DPG_F32, DPG_FP16_BY_CHANCE, 2}};
+                                {"fp16sr", DPG_F32, DPG_FP16_BY_CHANCE, 2}};
 
 /* A call of B requests, T tokens. */
 struct Serving {

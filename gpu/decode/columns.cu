@@ -64,8 +64,8 @@ template <int K, int FORM, int C> struct Columns {
 #pragma unroll
         for (int j = 0; j < C; j++)
 #pragma unroll
-            for (int i = 0; i < N && FORM == IN_BF16; i += QUAD)
-                open_bf16<QUAD>(s[j] + i);
+            for (int i = 0; i < N; i += QUAD)
+                open_raw<FORM, QUAD>(s[j] + i);
     }
     __device__ __forceinline__ void store(const HeadAt &to, int first) const {
 #pragma unroll
@@ -163,6 +163,7 @@ bool dpg_takes_columns(const Device &dev, const DecodeArgs &a) {
     return a.d.layout == DPG_STATE_VK && (is_one_token(a) || !dpg_takes_heads(dev, a.d));
 }
 dp_status dpg_decode_columns(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
-    return form_of(a.d) == IN_F32 ? launch_form<IN_F32>(dev, a, s, e)
-                                  : launch_form<IN_BF16>(dev, a, s, e);
+    return a.d.sdtype == DPG_F32    ? launch_form<IN_F32>(dev, a, s, e)
+           : a.d.sdtype == DPG_BF16 ? launch_form<IN_BF16>(dev, a, s, e)
+                                    : launch_form<IN_F16>(dev, a, s, e);
 }

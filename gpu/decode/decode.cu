@@ -18,17 +18,18 @@
 /* f(form) with the form as a constant. */
 template <bool PACKED, class F> static __device__ __forceinline__ void by_form(int form, F f) {
     if constexpr (!PACKED) {
-        if (form == IN_F32)
-            f(std::integral_constant<int, IN_F32>());
-        else
-            f(std::integral_constant<int, IN_BF16>());
+        switch (form) {
+        case IN_F32: return f(std::integral_constant<int, IN_F32>());
+        case IN_BF16: return f(std::integral_constant<int, IN_BF16>());
+        default: return f(std::integral_constant<int, IN_F16>());
+        }
     } else
         switch (form) {
         case IN_E4M3: return f(std::integral_constant<int, IN_E4M3>());
         case IN_E5M2: return f(std::integral_constant<int, IN_E5M2>());
         case IN_INT8: return f(std::integral_constant<int, IN_INT8>());
         case IN_INT8_LEFT: return f(std::integral_constant<int, IN_INT8_LEFT>());
-        default: return f(std::integral_constant<int, IN_FP16>());
+        default: return f(std::integral_constant<int, IN_CHANCE>());
         }
 }
 
@@ -110,7 +111,8 @@ __global__ void __launch_bounds__(THREADS, C > 32               ? 2
             }
             __syncthreads();
         }
-        if (t == 0 && form == IN_BF16) S.open();
+        if (!PACKED && t == 0)
+            by_form<PACKED>(form, [&](auto f) { S.template open<decltype(f)::value>(); });
         const int64_t to = slots.write(b, t, n);
         Terms<C> *now = terms[t % 2], *last = terms[(t + 1) % 2];
         alignas(16) float w[R][COLS], y[COLS];
@@ -153,6 +155,8 @@ static dp_status check(const dpg_decode *d, const dpg_decode_tensors *t, dp_err 
         what = "Kg";
     else if (d->kept != 1 && d->kept != d->T)
         what = "kept";
+    else if (d->sdtype < DPG_F32 || d->sdtype > DPG_F16)
+        what = "sdtype";
     else if (d->packed && d->layout != DPG_STATE_KV)
         what = "packed states of layout [V][K]";
     if (what)

@@ -17,7 +17,7 @@ enum { TOKENS_AHEAD = 4, MOST = 4 };
 template <int FORM, bool VK> struct Plan {
     static constexpr int BYTES = code_bytes(FORM);
     static constexpr int BLOCKS = FORM == IN_F32 ? 1 : 2; /* on a multiprocessor */
-    static constexpr int SHARE = FORM <= IN_BF16 ? 1 : 2; /* warps of 32 columns */
+    static constexpr int SHARE = FORM <= IN_F16 ? 1 : 2;  /* warps of 32 columns */
     static constexpr int READERS = STRIPS * SHARE, THREADS = 32 * (READERS + HELPERS);
     static constexpr int STAGES = BYTES > 1 ? 3 : MOST;
     /* Pieces of 16 rows, or of 4 columns; apart, so that the lanes of a warp meet no bank twice. */
@@ -402,9 +402,12 @@ dp_status dpg_decode_heads(const Device &dev, const DecodeArgs &a, cudaStream_t 
     case IN_BF16:
         return vk ? launch_heads<IN_BF16, true>(dev, a, s, e)
                   : launch_heads<IN_BF16, false>(dev, a, s, e);
+    case IN_F16:
+        return vk ? launch_heads<IN_F16, true>(dev, a, s, e)
+                  : launch_heads<IN_F16, false>(dev, a, s, e);
     case IN_E4M3: return launch_heads<IN_E4M3, false>(dev, a, s, e);
     case IN_E5M2: return launch_heads<IN_E5M2, false>(dev, a, s, e);
     case IN_INT8: return launch_heads<IN_INT8, false>(dev, a, s, e);
-    default: return launch_heads<IN_FP16, false>(dev, a, s, e);
+    default: return launch_heads<IN_CHANCE, false>(dev, a, s, e);
     }
 }

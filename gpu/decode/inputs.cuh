@@ -16,7 +16,7 @@ struct DecodeArgs {
 };
 
 static inline __host__ __device__ int form_of(const dpg_decode &d) {
-    return d.packed ? 1 + d.packed : d.sdtype == DPG_BF16 ? IN_BF16 : IN_F32;
+    return d.packed ? IN_F16 + d.packed : d.sdtype;
 }
 
 /* heads.cu: whole heads of 128 x 128 one by one. */

@@ -1,6 +1,6 @@
-/* gpu/decode/packed.cuh - how numbers of a state lie in memory: fp32, bf16, 8 or 16 bits a number
- * (dpg_packed of dp_decode.h). Codes of 8 bits have an fp32 scale for each row of 32 columns, as
- * ref/vocabulary/stored.h defines. */
+/* gpu/decode/packed.cuh - how numbers of a state lie in memory: fp32, bf16, fp16, or packed in 8 or
+ * 16 bits a number (dpg_packed of dp_decode.h). Codes of 8 bits have an fp32 scale for each row of
+ * 32 columns, as ref/vocabulary/stored.h defines. */
 #ifndef DPG_PACKED_CUH
 #define DPG_PACKED_CUH
 #include "dp_decode.h"
@@ -10,13 +10,14 @@
 #ifdef __CUDACC__
 #define SCALE_COLUMNS 32
 
-/* Packed ones: 1 + dpg_packed. */
-enum Form { IN_F32, IN_BF16, IN_E4M3, IN_INT8, IN_INT8_LEFT, IN_E5M2, IN_FP16, FORMS };
-static_assert(IN_E4M3 == 1 + DPG_E4M3 && IN_FP16 == 1 + DPG_FP16_BY_CHANCE, "order of dpg_packed");
+/* As dpg_dtype; packed ones: IN_F16 + dpg_packed. */
+enum Form { IN_F32, IN_BF16, IN_F16, IN_E4M3, IN_INT8, IN_INT8_LEFT, IN_E5M2, IN_CHANCE, FORMS };
+static_assert(IN_BF16 == (int)DPG_BF16 && IN_F16 == (int)DPG_F16, "order of dpg_dtype");
+static_assert(IN_CHANCE == IN_F16 + (int)DPG_FP16_BY_CHANCE, "order of dpg_packed");
 
 /* Bytes of a number's code, numbers of 16 bytes. */
 __host__ __device__ constexpr int code_bytes(int form) {
-    return form == IN_F32 ? 4 : form == IN_BF16 || form == IN_FP16 ? 2 : 1;
+    return form == IN_F32 ? 4 : form <= IN_F16 || form == IN_CHANCE ? 2 : 1;
 }
 __host__ __device__ constexpr bool is_int8(int form) {
     return form == IN_INT8 || form == IN_INT8_LEFT;
@@ -26,7 +27,7 @@ __host__ __device__ constexpr bool is_scaled(int form) {
 }
 /* A head of n numbers. */
 __host__ __device__ inline int64_t head_bytes(int form, int64_t n) {
-    return form <= IN_BF16 ? n * code_bytes(form) : DPG_PACKED_BYTES(form - 1, n);
+    return form <= IN_F16 ? n * code_bytes(form) : DPG_PACKED_BYTES(form - IN_F16, n);
 }
 
 /* BYTES in as few accesses as there are. */
@@ -260,7 +261,8 @@ __device__ __forceinline__ void numbers_of(const uint32_t *words, float scale, f
         const uint32_t word = words[i * code_bytes(FORM) / 4];
         if constexpr (FORM == IN_F32) x[i] = __uint_as_float(word);
         if constexpr (FORM == IN_BF16) x[i] = i % 2 ? unpack2(word).y : unpack2(word).x;
-        if constexpr (FORM == IN_FP16) x[i] = i % 2 ? of_fp16(word).y : of_fp16(word).x;
+        if constexpr (FORM == IN_F16 || FORM == IN_CHANCE)
+            x[i] = i % 2 ? of_fp16(word).y : of_fp16(word).x;
         if constexpr (is_scaled(FORM))
             if (i % 4 == 0) Code<FORM>::values(word, x + i);
     }
@@ -276,7 +278,10 @@ __device__ __forceinline__ void codes_of(const float *x, uint64_t salt, int stri
     if constexpr (FORM == IN_BF16)
         for (int i = 0; i < N; i += 2)
             words[i / 2] = pack2(x[i], i + 1 < N ? x[i + 1] : 0.f);
-    if constexpr (FORM == IN_FP16) {
+    if constexpr (FORM == IN_F16)
+        for (int i = 0; i < N; i += 2)
+            words[i / 2] = to_fp16(x[i], i + 1 < N ? x[i + 1] : 0.f);
+    if constexpr (FORM == IN_CHANCE) {
         const auto place = [=](int i) { return salt + PLACE_SALT * (i / 4 * stride + i % 4); };
         bool rare = false;
 #pragma unroll
@@ -303,18 +308,19 @@ __device__ __forceinline__ void get_numbers(const HeadAt &from, int at, float *x
     numbers_of<FORM, N>(words, is_scaled(FORM) ? *from.scale(at) : 1.f, x);
 }
 
-/* The same, bf16 as it lies in memory, so that nothing waits for it; then as numbers. */
+/* The same, 16 bits as they lie in memory, so that nothing waits for them; then as numbers. */
 template <int FORM, int N>
 __device__ __forceinline__ void get_raw(const HeadAt &from, int at, float *x) {
-    if constexpr (FORM == IN_BF16)
+    if constexpr (FORM == IN_BF16 || FORM == IN_F16)
         copy<2 * N>(x, (const bf16 *)from.codes + at);
     else
         get_numbers<FORM, N>(from, at, x);
 }
-template <int N> __device__ __forceinline__ void open_bf16(float *x) {
+template <int FORM, int N> __device__ __forceinline__ void open_raw(float *x) {
 #pragma unroll
-    for (int i = N - 1; i >= 0; i--) {
-        const float2 two = unpack2(__float_as_uint(x[i / 2]));
+    for (int i = N - 1; i >= 0 && (FORM == IN_BF16 || FORM == IN_F16); i--) {
+        const uint32_t word = __float_as_uint(x[i / 2]);
+        const float2 two = FORM == IN_F16 ? of_fp16(word) : unpack2(word);
         x[i] = i % 2 ? two.y : two.x;
     }
 }

@@ -70,10 +70,10 @@ template <class P, int R, bool LEFT> struct Tile {
             if constexpr (FORM == IN_INT8_LEFT) copy<2 * COLS>(left[i], from.left(at));
         }
     }
-    __device__ __forceinline__ void open() {
+    template <int FORM> __device__ __forceinline__ void open() {
 #pragma unroll
         for (int i = 0; i < P::ROWS; i++)
-            open_bf16<COLS>(s[i]);
+            open_raw<FORM, COLS>(s[i]);
     }
     template <int FORM>
     __device__ __forceinline__ void store(const HeadAt &to, int V, int first) const {

@@ -93,7 +93,20 @@ static inline int verdict() {
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-static inline size_t word_bytes(dpg_dtype t) { return t == DPG_BF16 ? 2 : 4; }
+static inline size_t word_bytes(dpg_dtype t) { return t == DPG_F32 ? 4 : 2; }
+
+/* fp16 codes of numbers that it has, and back. */
+static inline uint32_t fp16_code(float x, uint32_t bits) {
+    const uint32_t sign = bits >> 31 << 15, size = bits & 0x7fffffff;
+    if (size >= 0x7f800000) return sign | 0x7c00 | (size > 0x7f800000);
+    return sign |
+           (fabsf(x) < 0x1p-14f ? (uint32_t)(fabsf(x) * 0x1p24f) : (size >> 13) - (112 << 10));
+}
+static inline float fp16_number(uint16_t code) {
+    const int size = code & 0x7fff, e = size >> 10, m = size & 1023;
+    const double x = e == 31 ? (m ? NAN : INFINITY) : ldexp(e ? 1024 + m : m, (e ? e : 1) - 25);
+    return (float)(code & 0x8000 ? -x : x);
+}
 
 /* Device memory that is freed together. */
 struct Memory {
@@ -118,11 +131,9 @@ struct Memory {
             float y = (float)x[from + i];
             uint32_t bits;
             memcpy(&bits, &y, 4);
-            uint16_t high = (uint16_t)(bits >> 16);
-            if (type == DPG_BF16)
-                memcpy(&words[i * 2], &high, 2);
-            else
-                memcpy(&words[i * 4], &bits, 4);
+            if (type == DPG_BF16) bits >>= 16;
+            if (type == DPG_F16) bits = fp16_code(y, bits);
+            memcpy(&words[i * word_bytes(type)], &bits, word_bytes(type));
         }
         void *p = room(words.size());
         if (n) CUDA(cudaMemcpy(p, words.data(), words.size(), cudaMemcpyHostToDevice));
@@ -145,7 +156,7 @@ static inline Vec from_device(const void *d, int64_t n, dpg_dtype type) {
         memcpy((char *)&bits + 4 - word_bytes(type), &words[i * word_bytes(type)],
                word_bytes(type));
         memcpy(&y, &bits, 4);
-        x[i] = y;
+        x[i] = type == DPG_F16 ? fp16_number((uint16_t)(bits >> 16)) : y;
     }
     return x;
 }

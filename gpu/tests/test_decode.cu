@@ -36,18 +36,22 @@ struct Shape {
     int kept;
 };
 
+static const char *const TYPES[] = {"fp32", "bf16", "fp16"};
 static std::string name_of(const Shape &s) {
     return text("B %d T %d H %d HV %d K %d V %d R %d Kg %d gate %d beta %d norm %d %s states %s %s "
                 "kept %d",
                 s.B, s.T, s.H, s.HV, s.K, s.V, s.R, s.Kg, (int)s.gate, (int)s.beta, s.l2norm,
-                s.dtype == DPG_BF16 ? "bf16" : "fp32", s.sdtype == DPG_BF16 ? "bf16" : "fp32",
-                s.layout == DPG_STATE_VK ? "vk" : "kv", s.kept);
+                TYPES[s.dtype], TYPES[s.sdtype], s.layout == DPG_STATE_VK ? "vk" : "kv", s.kept);
 }
 
 static double rounded(double x, dpg_dtype t) {
-    return t == DPG_BF16 ? dp_bf16d(x) : (double)(float)x;
+    return t == DPG_BF16  ? dp_bf16d(x)
+           : t == DPG_F16 ? dp_fp16_from_bits(dp_fp16_bits(x))
+                          : (double)(float)x;
 }
-static double roundoff(dpg_dtype t) { return t == DPG_BF16 ? 0x1p-8 : U; }
+static double roundoff(dpg_dtype t) { return t == DPG_BF16 ? 0x1p-8 : t == DPG_F16 ? 0x1p-11 : U; }
+/* Norm of the rounding errors of n numbers below the least normal one. */
+static double least(dpg_dtype t, int n) { return t == DPG_F16 ? 0x1p-25 * sqrt(n) : 0; }
 
 /* The inputs of one call. */
 struct Step {
@@ -218,7 +222,8 @@ struct Token {
     void store(const Head &h, Head &to) const {
         to = h;
         for (int v = 0; v < b.s.V; v++)
-            to.err[v] += roundoff(b.s.sdtype) * norm2(&h.S[v], b.s.K, b.s.V);
+            to.err[v] +=
+                roundoff(b.s.sdtype) * norm2(&h.S[v], b.s.K, b.s.V) + least(b.s.sdtype, b.s.K);
     }
 };
 
@@ -450,7 +455,7 @@ static Shape shape_of(dp_rng *g, int small) {
     s.beta = (dp_beta)pick({DP_BETA_PLAIN, DP_BETA_SIGMOID, DP_BETA_SIGMOID2});
     s.l2norm = s.beta == DP_BETA_PLAIN ? pick({0, 1}) : 1;
     s.dtype = pick({0, 1}) ? DPG_BF16 : DPG_F32;
-    s.sdtype = pick({0, 1}) ? DPG_BF16 : DPG_F32;
+    s.sdtype = (dpg_dtype)pick({DPG_F32, DPG_BF16, DPG_F16});
     s.layout = pick({0, 1}) ? DPG_STATE_VK : DPG_STATE_KV;
     s.kept = pick({1, s.T});
     return s;
@@ -810,7 +815,7 @@ static void drift(dpg_dtype sdtype, double forget, int64_t steps) {
         printf(
             "states %s, gates in [-%g, 0]: after %6lld steps error of the state %.2e, %.3f of its "
             "bound\n",
-            sdtype == DPG_BF16 ? "bf16" : "fp32", forget, (long long)l.mark[i], worst, of_bound);
+            TYPES[sdtype], forget, (long long)l.mark[i], worst, of_bound);
     }
     m.release();
 }
@@ -821,7 +826,7 @@ int main(int argc, char **argv) {
     if (what == "drift") {
         const int64_t steps = argc > 2 ? atoll(argv[2]) : 100000;
         for (double forget : {1e-3, 0.1})
-            for (dpg_dtype t : {DPG_F32, DPG_BF16})
+            for (dpg_dtype t : {DPG_F32, DPG_BF16, DPG_F16})
                 drift(t, forget, steps);
         return verdict();
     }
@@ -836,7 +841,7 @@ int main(int argc, char **argv) {
     test_batches(3, 1, 128, 3, DPG_F32, DPG_F32, DPG_STATE_KV);
     test_batches(3, 1, 128, 1, DPG_BF16, DPG_F32, DPG_STATE_VK);
     test_batches(3, 1, 128, 3, DPG_F32, DPG_BF16, DPG_STATE_VK);
-    for (dpg_dtype states : {DPG_F32, DPG_BF16}) {
+    for (dpg_dtype states : {DPG_F32, DPG_BF16, DPG_F16}) {
         test_batches(3, 1, 1, 1, DPG_BF16, states, DPG_STATE_KV);
         /* enough states for blocks to ask L2 for later ones */
         for (dpg_state_layout layout : {DPG_STATE_KV, DPG_STATE_VK})

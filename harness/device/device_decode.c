@@ -90,11 +90,14 @@ static dp_status send_inputs(batch *b) {
 static const struct {
     dp_format format;
     dpg_packed packed;
+    dpg_dtype type;                 /* where it is not packed */
     int bits, fraction, bias, most; /* of a code; bias 0: an integer */
-} PACKED[] = {{DP_E4M3_BLOCK, DPG_E4M3, 8, 3, 7, 0x7e},
-              {DP_E5M2_BLOCK, DPG_E5M2, 8, 2, 15, 0x7b},
-              {DP_INT8_BLOCK, DPG_INT8, 8, 0, 0, 127},
-              {DP_FP16SR, DPG_FP16_BY_CHANCE, 16, 10, 15, 0x7bff}};
+} PACKED[] = {{DP_BF16, DPG_UNPACKED, DPG_BF16, 16, 7, 127, 0x7f7f},
+              {DP_FP16, DPG_UNPACKED, DPG_F16, 16, 10, 15, 0x7bff},
+              {DP_E4M3_BLOCK, DPG_E4M3, DPG_F32, 8, 3, 7, 0x7e},
+              {DP_E5M2_BLOCK, DPG_E5M2, DPG_F32, 8, 2, 15, 0x7b},
+              {DP_INT8_BLOCK, DPG_INT8, DPG_F32, 8, 0, 0, 127},
+              {DP_FP16SR, DPG_FP16_BY_CHANCE, DPG_F32, 16, 10, 15, 0x7bff}};
 enum { NPACKED = sizeof PACKED / sizeof *PACKED, SHARE = 32 };
 
 static int packed_of(dp_format f) {
@@ -151,7 +154,9 @@ static int pack_head(int i, int64_t n, const double *x, char *to) {
     for (int64_t k = 0; k < n; k += SHARE) {
         if (PACKED[i].bits == 16)
             for (int z = 0; z < SHARE; z++)
-                ((uint16_t *)to)[k + z] = dp_fp16_bits(x[k + z]);
+                ((uint16_t *)to)[k + z] = PACKED[i].format == DP_BF16
+                                              ? dp_bf16_bits((float)x[k + z])
+                                              : dp_fp16_bits(x[k + z]);
         else if (!pack_share(i, x + k, SHARE, (unsigned char *)to + k, &scale[k / SHARE]))
             return 0;
     }
@@ -161,7 +166,8 @@ static int pack_head(int i, int64_t n, const double *x, char *to) {
 static void unpack_head(int i, int64_t n, const char *from, double *x) {
     const float *scale = (const float *)(from + n);
     for (int64_t k = 0; k < n; k++)
-        x[k] = PACKED[i].bits == 16
+        x[k] = PACKED[i].format == DP_BF16 ? dp_bf16_from_bits(((const uint16_t *)from)[k])
+               : PACKED[i].bits == 16
                    ? dp_fp16_from_bits(((const uint16_t *)from)[k])
                    : (float)(scale[k / SHARE] * value_of(i, (unsigned char)from[k]));
 }
@@ -182,7 +188,9 @@ static int64_t state_size(const batch *b) { return (int64_t)b->p->HV * b->p->K *
 
 static int64_t bytes_of(const batch *b) {
     const int64_t n = (int64_t)b->p->K * b->p->V;
-    return b->p->HV * (b->d.packed ? DPG_PACKED_BYTES(b->d.packed, n) : 4 * n);
+    return b->p->HV * (b->d.packed    ? DPG_PACKED_BYTES(b->d.packed, n)
+                       : b->kept >= 0 ? 2 * n
+                                      : 4 * n);
 }
 
 static dp_status put_packed(batch *b, int64_t slot, const double *from) {
@@ -200,7 +208,7 @@ static dp_status put_packed(batch *b, int64_t slot, const double *from) {
 
 static dp_status put_state(batch *b, int64_t slot, const double *from) {
     const int64_t n = state_size(b);
-    if (b->d.packed) return put_packed(b, slot, from);
+    if (b->kept >= 0) return put_packed(b, slot, from);
     DP_OWN float *state = dp_calloc((size_t)n, sizeof *state);
     for (int64_t z = 0; from && z < n; z++)
         state[z] = (float)from[z];
@@ -221,7 +229,7 @@ static dp_status fetch_packed(batch *b, int64_t slot, double *to) {
 
 static dp_status fetch_state(batch *b, int64_t slot, double *to) {
     const int64_t n = state_size(b);
-    if (b->d.packed) return fetch_packed(b, slot, to);
+    if (b->kept >= 0) return fetch_packed(b, slot, to);
     return dp_device_download(&b->dev, (float *)b->t.states + slot * n, n, DPG_F32, to);
 }
 
@@ -352,10 +360,9 @@ dp_status dp_cuda_decode(const dp_problem *p, const dp_cuda_how *how, const dp_s
                      .layout = DPG_STATE_KV,
                      .slots = pool ? before + pool->slots : (int64_t)p->Nseq * kept,
                      .kept = kept}};
-    if (dp_cuda_keeps(p, how, pool, states != NULL)) {
-        b.kept = packed_of(how->kept);
-        b.d.packed = PACKED[b.kept].packed;
-    }
+    b.kept = dp_cuda_keeps(p, how, pool, states != NULL) ? packed_of(how->kept) : -1;
+    if (b.kept >= 0) b.d.packed = PACKED[b.kept].packed;
+    if (b.kept >= 0) b.d.sdtype = PACKED[b.kept].type;
     dp_result_alloc(out, p, 0);
     if (states) *states = dp_doubles(p->T * (int64_t)p->HV * p->K * p->V);
     const dp_status st = run(&b, out, states ? *states : NULL);

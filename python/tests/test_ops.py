@@ -360,8 +360,9 @@ def test_a_step_without_checks_has_the_bits_of_one_with_them() -> None:
     assert len(steps) == 2
 
 
-def test_a_pool_is_written_by_a_step_without_checks() -> None:
-    x, pool = inputs(B=2, T=1, V=32), torch.randn(6, 2, 32, 32)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_pool_is_written_by_a_step_without_checks(dtype: str) -> None:
+    x, pool = inputs(B=2, T=1, V=32), torch.randn(6, 2, 32, 32).to(getattr(torch, dtype))
     right = pool.clone()
     for slots in ([4, 1], [3, 0]):
         at = torch.tensor(slots, dtype=torch.int32)
@@ -369,7 +370,7 @@ def test_a_pool_is_written_by_a_step_without_checks() -> None:
         want, end = ops.fused_recurrent_kda(
             **x, initial_state=right[at.long()], output_final_state=True
         )
-        right[at.long()] = end
+        right[at.long()] = end.to(right.dtype)
         assert same is pool and torch.equal(o, want) and torch.equal(pool, right)
 
 

@@ -42,11 +42,11 @@ def fused_recurrent_kda(
     """KDA token by token in fp32, arguments and results as chunk_kda's. Up to 8 tokens a sequence
     without gradients are one kernel; more, and gradients, the recurrence over whole sequences.
 
-    With ssm_state_indices (keyword) initial_state is a pool [slots,HV,K,V] in fp32 or bf16 that is
-    written in place, and returned. If ssm_state_indices is [N], it has each sequence's slot. If it
-    is [N,T], the state after each token goes to a slot of its own. Then num_accepted_tokens [N] is
-    the number of accepted tokens: the state is read from ssm_state_indices[n, accepted - 1]. A slot
-    below 0 is padding: o is 0, no state is written. Up to 8 tokens a sequence."""
+    With ssm_state_indices (keyword) initial_state is a pool [slots,HV,K,V], fp32, bf16 or fp16. It
+    is written in place, and returned. If ssm_state_indices is [N], it has each sequence's slot. If
+    it is [N,T], the state after each token goes to a slot of its own. Then num_accepted_tokens [N]
+    is the number of accepted tokens: the state is read from ssm_state_indices[n, accepted - 1]. A
+    slot below 0 is padding: o is 0, no state is written. Up to 8 tokens a sequence."""
     given = (q, k, v, g, beta, A_log, dt_bias, initial_state)
     settings = (
         "kda", scale, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
@@ -329,9 +329,9 @@ def _pool(
     sides = _sides(v_first, K, V)
     checks.shaped("initial_state", states, slots=states.shape[0], HV=HV, **sides)
     need(
-        states.dtype in (torch.float32, torch.bfloat16) and states.is_contiguous(),
+        states.dtype in checks.TYPES and states.is_contiguous(),
         "initial_state",
-        "is a pool, which is contiguous, of fp32 or bf16",
+        "is a pool, which is contiguous, of fp32, bf16 or fp16",
     )
     if slots.shape not in ((N,), (N, 1), (N, T)):
         raise ValueError(

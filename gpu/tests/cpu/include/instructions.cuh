@@ -41,6 +41,18 @@ static inline float2 of_fp16(uint32_t halves) {
     };
     return make_float2(value(halves & 0xffff), value(halves >> 16));
 }
+static inline uint32_t to_fp16(float x, float y) {
+    auto code = [](float x) -> uint32_t {
+        const uint32_t bits = __float_as_uint(x), sign = bits >> 31 << 15;
+        const int exponent = std::max((int)(bits >> 23 & 0xff) - 127, -14);
+        if (x != x) return 0x7fff;
+        if (fabsf(x) >= 65520.f) return sign | 0x7c00;
+        const float size = fabsf(ldexpf(rintf(ldexpf(x, 10 - exponent)), exponent - 10));
+        if (size < 0x1p-14f) return sign | (uint32_t)(size * 0x1p24f);
+        return sign | ((__float_as_uint(size) >> 13) - (112 << 10));
+    };
+    return code(x) | code(y) << 16;
+}
 static inline void await_grid() {}
 static inline void let_next_start() {}
 static inline void bulk_fence() {}
