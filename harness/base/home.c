@@ -105,7 +105,7 @@ const char *dp_home(const char *name) {
     } * all;
     struct kept *k = dp_calloc(1, sizeof *k);
     complain();
-    if (asprintf(&k->path, "%s/%s", tree(), name) < 0) abort();
+    k->path = dp_text_new("%s/%s", tree(), name);
     k->next = all;
     all = k;
     return k->path;
@@ -114,13 +114,8 @@ const char *dp_home(const char *name) {
 /* A folder of the user; NULL: nobody says where. */
 static char *user_cache(void) {
     const char *xdg = getenv("XDG_CACHE_HOME"), *own = getenv("HOME");
-    char *path = NULL;
-    if (xdg && *xdg == '/') {
-        if (asprintf(&path, "%s/deltaproof", xdg) < 0) abort();
-    } else if (own && *own == '/') {
-        if (asprintf(&path, "%s/.cache/deltaproof", own) < 0) abort();
-    }
-    return path;
+    if (xdg && *xdg == '/') return dp_text_new("%s/deltaproof", xdg);
+    return own && *own == '/' ? dp_text_new("%s/.cache/deltaproof", own) : NULL;
 }
 
 const char *dp_home_include(void) {

@@ -39,8 +39,7 @@ int dp_ending(int status) {
     return status;
 }
 
-static void at_end(int status, void *arg) {
-    (void)arg;
+static void at_end(int status, DP_UNUSED void *arg) {
     errno = 0;
     const int full = fflush(stdout) || ferror(stdout);
     if (full)
@@ -82,10 +81,9 @@ static void on_signal(int sig) {
 }
 
 /* Waits for the byte that the handler writes, so that everything may be called here. */
-static void *watch(void *arg) {
+static void *watch(DP_UNUSED void *arg) {
     unsigned char sig;
     sigset_t none;
-    (void)arg;
     while (read(wake[0], &sig, 1) != 1)
         if (errno != EINTR) return NULL;
     pthread_mutex_lock(&say_lock);

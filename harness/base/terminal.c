@@ -109,22 +109,19 @@ const char *dp_suggest(const char *word, const char *const *names, int n) {
 
 void dp_complain(dp_complaints *all, const char *fmt, ...) {
     char text[sizeof all->text], plain[sizeof all->text];
-    const size_t used = strlen(all->text);
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
     dp_text_printable(text, plain, sizeof plain);
-    snprintf(all->text + used, sizeof all->text - used, "%s%s", used ? "\n  " : "", plain);
+    dp_text_add(all->text, sizeof all->text, "%s%s", all->n ? "\n  " : "", plain);
     all->n++;
 }
 
 dp_status dp_complaints_end(const dp_complaints *all, dp_err *e) {
     if (!all->n) return DP_OK;
     if (all->n == 1) return dp_fail(e, DP_EINPUT, "%s", all->text);
-    if (dp_fail(e, DP_EINPUT, "%d things are missing or wrong:", all->n) && e) {
-        const size_t used = strlen(e->msg);
-        snprintf(e->msg + used, sizeof e->msg - used, "\n  %s", all->text);
-    }
+    dp_fail(e, DP_EINPUT, "%d things are missing or wrong:", all->n);
+    if (e) dp_text_add(e->msg, sizeof e->msg, "\n  %s", all->text); /* its lines stay lines */
     return DP_EINPUT;
 }

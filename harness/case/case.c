@@ -30,11 +30,9 @@ char *dp_case_sibling(const char *path, const char *name) {
 }
 
 char *dp_case_path(const char *dir, const char *name) {
-    char *p;
     struct stat st;
-    if (stat(name, &st) == 0 && S_ISREG(st.st_mode)) return dp_strdup(name);
-    if (asprintf(&p, "%s/%s.case", dir, name) < 0) abort();
-    return p;
+    const int is_file = stat(name, &st) == 0 && S_ISREG(st.st_mode);
+    return is_file ? dp_strdup(name) : dp_text_new("%s/%s.case", dir, name);
 }
 
 static int is_case(const struct dirent *d) {
@@ -58,7 +56,7 @@ dp_status dp_case_find_all(const char *dir, char ***paths, int *n, dp_err *e) {
         if (dp_text_good(name, strlen(name), 0) < strlen(name))
             dp_fail(e, DP_EINPUT, "%s/%s: the name is not UTF-8 text: give the case another", dir,
                     name);
-        if (asprintf(&(*paths)[i], "%s/%s", dir, name) < 0) abort();
+        (*paths)[i] = dp_text_new("%s/%s", dir, name);
         free(d[i]);
     }
     free(d);
@@ -281,10 +279,10 @@ int64_t dp_case_dim_from_end(const dp_tensor *t, int i) {
 }
 
 void dp_case_shape_text(const dp_tensor *t, char *out, size_t size) {
-    size_t at = (size_t)snprintf(out, size, "[");
-    for (int i = 0; i < t->ndim && at < size; i++)
-        at += (size_t)snprintf(out + at, size - at, "%s%lld", i ? "," : "", (long long)t->shape[i]);
-    if (at < size) snprintf(out + at, size - at, "]");
+    snprintf(out, size, "[");
+    for (int i = 0; i < t->ndim; i++)
+        dp_text_add(out, size, "%s%lld", i ? "," : "", (long long)t->shape[i]);
+    dp_text_add(out, size, "]");
 }
 
 int dp_case_same_shape(const dp_tensor *t, int ndim, const int64_t *want, int flat) {
@@ -414,8 +412,8 @@ static dp_status case_shapes(const dp_casefile *f, const dp_tensorfile *d, dp_ca
 static dp_status unknown_tensor(const dp_case_data *x, const char *name, const dp_case_input *s,
                                 int n, dp_err *e) {
     char all[256] = "";
-    for (int j = 0, at = 0; j < n; j++)
-        at += dp_case_input_names(all + at, sizeof all - (size_t)at, s[j].field);
+    for (int j = 0; j < n; j++)
+        dp_case_input_names(all, sizeof all, s[j].field);
     return dp_casefile_refuse(x->f, x->key, e, "tensor %.60s is no input of op = %s; known:%s",
                               name, dp_casefile_op_name(x->f), all);
 }
@@ -827,8 +825,7 @@ dp_status dp_case_load(const char *path, dp_case *c, dp_err *e) {
 
 /* DIR/NAME.recurrence, to be freed; NULL: there is none. */
 static char *kept_recurrence(const char *dir, const char *name) {
-    char *path;
-    if (asprintf(&path, "%s/%s.recurrence", dir, name) < 0) abort();
+    char *path = dp_text_new("%s/%s.recurrence", dir, name);
     if (!access(path, F_OK)) return path;
     free(path);
     return NULL;

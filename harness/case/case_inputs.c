@@ -40,18 +40,17 @@ int64_t dp_case_input_count(const dp_case_input *s) {
 
 void dp_case_input_index(const dp_case_input *s, int64_t i, char *out, size_t size) {
     int64_t rest = dp_case_input_count(s);
-    size_t at = 0;
-    for (int d = 0; d < s->ndim && at < size; d++) {
+    *out = 0;
+    for (int d = 0; d < s->ndim; d++) {
         rest /= s->shape[d];
-        at += (size_t)snprintf(out + at, size - at, "%c%lld", d ? ',' : '[', (long long)(i / rest));
+        dp_text_add(out, size, "%c%lld", d ? ',' : '[', (long long)(i / rest));
         i %= rest;
     }
-    if (at < size) snprintf(out + at, size - at, "]");
+    dp_text_add(out, size, "]");
 }
 
-int dp_case_input_names(char *out, size_t size, const dp_tensor_field *f) {
-    return f->alias ? snprintf(out, size, " %s (or %s)", f->name, f->alias)
-                    : snprintf(out, size, " %s", f->name);
+void dp_case_input_names(char *out, size_t size, const dp_tensor_field *f) {
+    dp_text_add(out, size, f->alias ? " %s (or %s)" : " %s", f->name, f->alias);
 }
 
 const dp_tensor *dp_case_input_find(const dp_tensorfile *d, const dp_tensor_field *f) {

@@ -22,8 +22,8 @@ int dp_conv_inputs(dp_conv *c, dp_case_input *s);
 int64_t dp_case_input_count(const dp_case_input *s);
 /* "[5,0,0,3]" for entry i. */
 void dp_case_input_index(const dp_case_input *s, int64_t i, char *out, size_t size);
-/* " name (or alias)", as snprintf. */
-int dp_case_input_names(char *out, size_t size, const dp_tensor_field *f);
+/* Adds " name (or alias)". */
+void dp_case_input_names(char *out, size_t size, const dp_tensor_field *f);
 /* Under its name or its alias; NULL: not there. */
 const dp_tensor *dp_case_input_find(const dp_tensorfile *d, const dp_tensor_field *f);
 /* Format of an input in the files of a case whose others have `dtype`. */

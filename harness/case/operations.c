@@ -151,9 +151,8 @@ static dp_dims chain_dims(const dp_case *c) {
     return (dp_dims){{[DP_AXIS_CHUNKS] = c->ch.n, [DP_AXIS_K] = c->ch.K}};
 }
 
-static dp_status chain_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case *c,
+static dp_status chain_shape(const dp_casefile *f, DP_UNUSED const dp_tensorfile *d, dp_case *c,
                              int64_t *tokens, dp_err *e) {
-    (void)d;
     *tokens = 0;
     c->ch.regime = (dp_regime)f->regime;
     c->ch.n = (int)f->chunks;
@@ -165,8 +164,7 @@ static dp_status chain_shape(const dp_casefile *f, const dp_tensorfile *d, dp_ca
     return DP_OK;
 }
 
-static void chain_describe(const dp_case *c, int ranks, char *out, size_t size) {
-    (void)ranks;
+static void chain_describe(const dp_case *c, DP_UNUSED int ranks, char *out, size_t size) {
     snprintf(out, size, "%d factors, K %d", c->ch.n, c->ch.K);
 }
 
@@ -205,8 +203,7 @@ static dp_status convolution_shape(const dp_casefile *f, const dp_tensorfile *d,
 
 static void convolution_fill(dp_case *c) { dp_inputs_fill_conv(&c->conv, &c->spec); }
 
-static void convolution_fill_gradients(const dp_casefile *f, dp_case *c) {
-    (void)f;
+static void convolution_fill_gradients(DP_UNUSED const dp_casefile *f, dp_case *c) {
     if (c->conv.dy) return;
     c->conv.dy = dp_doubles(c->conv.T * c->conv.D);
     dp_inputs_fill_conv_dy(&c->conv, &c->spec);
@@ -457,19 +454,12 @@ static dp_status step_session_finish(const dp_casefile *f, dp_case *c, dp_err *e
 
 static void session_describe(const dp_case *c, int ranks, char *out, size_t size) {
     recurrence_describe(c, ranks, out, size);
-    char prefix[48] = "", slots[48] = "", stagger[48] = "";
-    const size_t n = strlen(out);
-    if (c->session.prefix)
-        snprintf(prefix, sizeof prefix, ", prefix of %lld shared", (long long)c->session.prefix);
-    if (c->session.stagger)
-        snprintf(stagger, sizeof stagger, ", staggered by %lld", (long long)c->session.stagger);
-    if (c->session.slots)
-        snprintf(slots, sizeof slots, ", pool of %lld slots", (long long)c->session.slots);
-    if (c->session.ring) {
-        const size_t k = strlen(slots);
-        snprintf(slots + k, sizeof slots - k, ", rings of %lld", (long long)c->session.ring);
-    }
-    snprintf(out + n, size - n, ", session %s%s%s%s", c->session.text, prefix, stagger, slots);
+    const dp_session *s = &c->session;
+    dp_text_add(out, size, ", session %s", s->text);
+    if (s->prefix) dp_text_add(out, size, ", prefix of %lld shared", (long long)s->prefix);
+    if (s->stagger) dp_text_add(out, size, ", staggered by %lld", (long long)s->stagger);
+    if (s->slots) dp_text_add(out, size, ", pool of %lld slots", (long long)s->slots);
+    if (s->ring) dp_text_add(out, size, ", rings of %lld", (long long)s->ring);
 }
 
 static void session_write(const dp_case *c, FILE *f) {

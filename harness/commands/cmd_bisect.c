@@ -136,13 +136,11 @@ static dp_status check(const dp_precision_request *q, const dp_case *c, const do
             e, DP_EINPUT,
             "bisect precision: --chain-from %s --chain-to %s: from must be the coarser one",
             dp_formats[q->chain_from].name, dp_formats[q->chain_to].name);
-    for (int i = 0; need && i < DP_NRESULTS; i++) {
-        int64_t rows, width;
-        dp_result_shape(&c->p, i, &rows, &width);
-        if (!isnan(need[i]) && (!rows || (dp_result_fields[i].backward && !c->backward)))
+    for (int i = 0; need && i < DP_NRESULTS; i++)
+        if (!isnan(need[i]) &&
+            (!dp_result_exists(&c->p, i) || (dp_result_fields[i].backward && !c->backward)))
             return dp_fail(e, DP_EINPUT, "bisect precision: --need %s: %s has no such tensor",
                            dp_result_fields[i].name, c->name);
-    }
     return DP_OK;
 }
 
@@ -347,11 +345,9 @@ static const double *tensor_of(const dp_subject_result *r, int i) {
 }
 
 static int64_t size_of(const dp_case *c, int i) {
-    int64_t rows, width;
     const int stage = i - DP_NRESULTS;
     if (stage >= 0) return dp_stage_tensor_size(&c->p, c->ranks[0], stage);
-    dp_result_shape(&c->p, i, &rows, &width);
-    return rows * width;
+    return dp_result_count(&c->p, i);
 }
 
 /* 1, and says where, if a tensor of run b (run 1 on) differs from that of the first, a. */

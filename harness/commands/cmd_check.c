@@ -106,11 +106,10 @@ static void record(json_t *list, const char *name, const dp_problem *p, int N, c
 /* Blocks of heads share the checks, so that each check sees one block and each block some checks;
  * --every: all of them. */
 static const char *of_block(const options *o, int block, int blocks, char *names, size_t n) {
-    int k = 0;
     if (o->only || o->every || blocks < 2) return o->only;
     for (int i = 0; i < DP_NCHECKS; i++)
         if (block >= DP_NCHECKS ? i == 0 : i % blocks == block)
-            k += snprintf(names + k, n - (size_t)k, "%s%s", k ? "," : "", dp_check_names[i]);
+            dp_text_add(names, n, "%s%s", *names ? "," : "", dp_check_names[i]);
     return names;
 }
 

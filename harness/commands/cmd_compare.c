@@ -21,9 +21,7 @@ static const struct argp_option OPTIONS[] = {
     {0}};
 
 /* The script reads the values. */
-static error_t parse(int key, char *arg, struct argp_state *st) {
-    (void)arg;
-    (void)st;
+static error_t parse(int key, DP_UNUSED char *arg, DP_UNUSED struct argp_state *st) {
     return key == ARGP_KEY_ARG || key == 'v' || (key >= OPT_AGAIN && key <= OPT_HISTORY)
                ? 0
                : ARGP_ERR_UNKNOWN;

@@ -67,12 +67,10 @@ static void place_text(const dp_place *at, char *out, size_t size) {
                 {"chunk", at->chunk},
                 {"token", at->token},
                 {"head", at->head}};
-    int n = 0;
     *out = 0;
     for (size_t i = 0; i < sizeof part / sizeof *part; i++)
         if (part[i].value >= 0)
-            n += snprintf(out + n, size - (size_t)n, "%s%s %lld", n ? ", " : "", part[i].name,
-                          part[i].value);
+            dp_text_add(out, size, "%s%s %lld", *out ? ", " : "", part[i].name, part[i].value);
 }
 
 static void print_tensor(const dp_differ_tensor *t, FILE *f) {

@@ -133,10 +133,9 @@ typedef struct {
 } fits;
 static void say_fit(const char *text, void *arg) {
     fits *x = arg;
-    const size_t n = strlen(x->all);
     fprintf(x->table, "fits: %s\n", text);
     fflush(x->table);
-    snprintf(x->all + n, sizeof x->all - n, "%s%s", n > 5 ? "; " : "", text);
+    dp_text_add(x->all, sizeof x->all, "%s%s", x->all[5] ? "; " : "", text);
 }
 
 /* Where a tensor failed: which common mistake would explain it; where all passed: a claim that says

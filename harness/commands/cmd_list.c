@@ -329,9 +329,9 @@ static void print_faults(void) {
 
 static void print_name(const char *name, const char *const *alias, int n) {
     char all[64];
-    int at = snprintf(all, sizeof all, "%s", name);
+    snprintf(all, sizeof all, "%s", name);
     for (int i = 0; i < n && alias[i]; i++)
-        at += snprintf(all + at, sizeof all - (size_t)at, " or %s", alias[i]);
+        dp_text_add(all, sizeof all, " or %s", alias[i]);
     printf("%-24s ", all);
 }
 

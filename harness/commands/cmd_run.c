@@ -28,7 +28,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 typedef struct {
     dp_run_options run;        /* of every case; done and arg are set for each */
@@ -60,45 +59,46 @@ typedef struct dp_tally {
 
 /* ---- what the runs of a case follow from ----------------------------------------------------- */
 
-static void add(XXH3_state_t *s, const void *x, size_t n) { XXH3_128bits_update(s, x, n); }
-static void add_text(XXH3_state_t *s, const char *x) { add(s, x ? x : "", x ? strlen(x) + 1 : 1); }
-static void add_list(XXH3_state_t *s, int n, const void *x, size_t each) {
-    add(s, &n, sizeof n);
-    if (n) add(s, x, each * (size_t)n);
+static void add_text(dp_hash *s, const char *x) {
+    dp_hash_add(s, x ? x : "", x ? strlen(x) + 1 : 1);
+}
+static void add_list(dp_hash *s, int n, const void *x, size_t each) {
+    dp_hash_add(s, &n, sizeof n);
+    if (n) dp_hash_add(s, x, each * (size_t)n);
 }
 
-static void add_file(XXH3_state_t *s, const char *path) {
+static void add_file(dp_hash *s, const char *path) {
     char *bytes;
     size_t n;
     dp_err e;
     add_text(s, path);
     if (!path || dp_input_read(path, dp_input_most(), &bytes, &n, &e)) return;
-    add(s, bytes, n);
+    dp_hash_add(s, bytes, n);
     free(bytes);
 }
 
-static void add_conv(XXH3_state_t *s, dp_conv *c) {
+static void add_conv(dp_hash *s, dp_conv *c) {
     for (int i = 0; i < DP_CONV_NINPUTS; i++) {
         const double *x = *dp_conv_input_at(c, i);
         const int64_t n = dp_conv_count(c, &dp_conv_input_fields[i], c->T);
-        if (x) add(s, x, sizeof *x * (size_t)n);
+        if (x) dp_hash_add(s, x, sizeof *x * (size_t)n);
     }
 }
 
-static void add_case(XXH3_state_t *s, const dp_case *c) {
+static void add_case(dp_hash *s, const dp_case *c) {
     dp_case *x = (dp_case *)c;
     add_text(s, c->name);
     add_file(s, c->path);
     if (c->op->has_problem) {
         const dp_key key = dp_problem_key(&c->p, NULL, 0);
-        add(s, &key, sizeof key);
+        dp_hash_add(s, &key, sizeof key);
     }
     if (c->op->has_conv) add_conv(s, &x->conv);
     for (int i = 0; c->op->has_front && i < DP_NQKV; i++)
         if (c->step.on[i]) add_conv(s, &x->step.conv[i]);
 }
 
-static void add_options(XXH3_state_t *s, const dp_run_options *o) {
+static void add_options(dp_hash *s, const dp_run_options *o) {
     add_list(s, o->nranks, o->ranks, sizeof *o->ranks);
     add_list(s, o->nbase, o->base, sizeof *o->base);
     add_list(s, o->nchain, o->chain, sizeof *o->chain);
@@ -108,31 +108,25 @@ static void add_options(XXH3_state_t *s, const dp_run_options *o) {
     add_list(s, o->nbackend, o->backend, sizeof *o->backend);
     add_list(s, o->nvariant, o->variant, sizeof *o->variant);
     add_list(s, o->truth != NULL, o->truth, sizeof *o->truth);
-    add(s, &o->fault, sizeof o->fault);
-    add(s, &o->drop, sizeof o->drop);
-    add(s, &o->limit_s, sizeof o->limit_s);
+    dp_hash_add(s, &o->fault, sizeof o->fault);
+    dp_hash_add(s, &o->drop, sizeof o->drop);
+    dp_hash_add(s, &o->limit_s, sizeof o->limit_s);
     add_text(s, o->design);
     add_text(s, dp_unavailable(DP_BACKEND_CUDA, 1));
     if (!o->subject) return;
     add_list(s, o->again ? 2 : 0, o->again, sizeof *o->again);
     add_file(s, o->subject->path); /* of a program its command, which is no file */
-    add(s, &o->subject->base, sizeof o->subject->base);
-    add(s, &o->subject->chain, sizeof o->subject->chain);
+    dp_hash_add(s, &o->subject->base, sizeof o->subject->base);
+    dp_hash_add(s, &o->subject->chain, sizeof o->subject->chain);
 }
 
 static dp_key finished_key(const dp_case *c, const dp_batch *b) {
-    dp_key key;
-    XXH128_canonical_t as;
-    XXH3_state_t *s = XXH3_createState();
-    XXH3_128bits_reset(s);
+    dp_hash *s = dp_hash_new();
     add_text(s, dp_cache_sources(DP_CACHE_EXPECTED));
     add_case(s, c);
     add_options(s, &b->run);
     add_text(s, b->kernel_commit);
-    XXH128_canonicalFromHash(&as, XXH3_128bits_digest(s));
-    memcpy(key.byte, as.digest, sizeof key.byte);
-    XXH3_freeState(s);
-    return key;
+    return dp_hash_end(s);
 }
 
 /* ---- files ----------------------------------------------------------------------------------- */
@@ -144,11 +138,9 @@ typedef struct {
 } head;
 
 static dp_key hash_of(const void *x, size_t n) {
-    dp_key key;
-    XXH128_canonical_t as;
-    XXH128_canonicalFromHash(&as, XXH3_128bits(x, n));
-    memcpy(key.byte, as.digest, sizeof key.byte);
-    return key;
+    dp_hash *h = dp_hash_new();
+    dp_hash_add(h, x, n);
+    return dp_hash_end(h);
 }
 
 static head head_of(dp_key key) {
@@ -158,11 +150,9 @@ static head head_of(dp_key key) {
 }
 
 static char *path_of(const char *dir, dp_key key) {
-    char *path, hex[33];
-    for (int i = 0; i < 16; i++)
-        snprintf(hex + 2 * i, 3, "%02x", key.byte[i]);
-    if (asprintf(&path, "%s/%s.runs", dir, hex) < 0) abort();
-    return path;
+    char hex[33];
+    dp_key_hex(key, hex);
+    return dp_text_new("%s/%s.runs", dir, hex);
 }
 
 static dp_status load(const char *path, dp_key key, const char *case_name, dp_runs *runs,
@@ -496,8 +486,7 @@ static void run_on_threads(work *w, next_fn *next) {
     }
 }
 
-static int next_here(work *w, const job *last, double seconds) {
-    (void)seconds;
+static int next_here(work *w, const job *last, DP_UNUSED double seconds) {
     if (last) finish(w, (job *)last);
     return take(w);
 }

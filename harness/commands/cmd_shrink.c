@@ -48,10 +48,8 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     return 0;
 }
 
-static void on_step(const char *what, const dp_case *c, int ranks, int64_t numbers, int tries,
-                    void *arg) {
-    (void)c;
-    (void)ranks;
+static void on_step(const char *what, DP_UNUSED const dp_case *c, DP_UNUSED int ranks,
+                    int64_t numbers, int tries, void *arg) {
     const options *o = arg;
     if (o->log) {
         fprintf(o->log, "  %-52s %9lld numbers  %5d tried\n", what, (long long)numbers, tries);
@@ -78,16 +76,12 @@ static dp_shrink_options request(const options *o, const dp_case *c, const dp_su
 
 static char *command_of(const options *o, const dp_case *c, const dp_shrink_options *r) {
     DP_OWN char *subject = dp_options_again_text(&o->of, 1);
-    char *text;
-    if (asprintf(&text,
-                 "deltaproof shrink %s --ranks %d --base %s --chain %s --exchange %s"
-                 "%s%s%s%s%s",
-                 c->name, r->ranks, dp_base_names[r->base], dp_formats[r->chain].name,
-                 dp_exchange_names[r->merge], r->payload ? " --payload " : "",
-                 r->payload ? dp_payload_names[r->payload] : "", r->fault ? " --fault " : "",
-                 r->fault ? dp_faults[r->fault].name : "", subject) < 0)
-        abort();
-    return text;
+    return dp_text_new("deltaproof shrink %s --ranks %d --base %s --chain %s --exchange %s"
+                       "%s%s%s%s%s",
+                       c->name, r->ranks, dp_base_names[r->base], dp_formats[r->chain].name,
+                       dp_exchange_names[r->merge], r->payload ? " --payload " : "",
+                       r->payload ? dp_payload_names[r->payload] : "", r->fault ? " --fault " : "",
+                       r->fault ? dp_faults[r->fault].name : "", subject);
 }
 
 /* The written file is read again and must fail for the same reason. */
@@ -117,11 +111,8 @@ static int shrink(options *o, dp_case *c, const dp_subject *lib, dp_err *e) {
     const dp_shrink_options r = request(o, c, lib);
     dp_shrunk s;
     char text[256];
-    DP_OWN char *path = NULL;
-    if (o->of.output)
-        path = dp_strdup(o->of.output);
-    else if (asprintf(&path, "%s.min.case", c->name) < 0)
-        abort();
+    DP_OWN char *path =
+        o->of.output ? dp_strdup(o->of.output) : dp_text_new("%s.min.case", c->name);
     if (strlen(path) < 6 || strcmp(path + strlen(path) - 5, ".case"))
         dp_fail(e, DP_EINPUT, "%s: the name of a case file ends in .case", path);
     if (e->code || dp_output_check(path, e)) return 2;

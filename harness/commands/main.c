@@ -146,8 +146,7 @@ static struct {
     char **argv;
 } arguments;
 
-static void work_sweep(const void *message, size_t bytes) {
-    (void)bytes;
+static void work_sweep(const void *message, DP_UNUSED size_t bytes) {
     dp_run_shared(arguments.argc - 1, arguments.argv + 1, message);
 }
 

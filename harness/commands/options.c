@@ -44,8 +44,8 @@ int64_t dp_option_number(struct argp_state *st, const char *opt, const char *arg
 static void unknown(struct argp_state *st, const char *opt, const char *arg, const char *value,
                     const char *const *names, int n) {
     char all[512] = "";
-    for (int k = 0, used = 0; k < n && used < (int)sizeof all; k++)
-        used += snprintf(all + used, sizeof all - (size_t)used, " %s", names[k]);
+    for (int k = 0; k < n; k++)
+        dp_text_add(all, sizeof all, " %s", names[k]);
     argp_error(st, "--%s %s: '%s' is not known; one of%s", opt, arg, value, all);
 }
 
@@ -409,12 +409,9 @@ void dp_parse_examples(const char *lines) { examples = lines; }
 
 const char *dp_examples(void) { return examples; }
 
-static char *help_filter(int key, const char *text, void *input) {
-    char *all = NULL;
-    (void)input;
-    if (key != ARGP_KEY_HELP_EXTRA || !*examples) return (char *)text;
-    if (asprintf(&all, "Examples:\n%s", examples) < 0) abort();
-    return all;
+static char *help_filter(int key, const char *text, DP_UNUSED void *input) {
+    return key == ARGP_KEY_HELP_EXTRA && *examples ? dp_text_new("Examples:\n%s", examples)
+                                                   : (char *)text;
 }
 
 /* The long options of a; returns their number. */

@@ -14,9 +14,7 @@
 #include <unistd.h>
 
 static char *in_folder(const char *dir, const char *name) {
-    char *path;
-    if (asprintf(&path, "%s/%s", dir, name) < 0) abort();
-    return path;
+    return dp_text_new("%s/%s", dir, name);
 }
 
 /* ---- outputs of an earlier command ----------------------------------------------------------- */
@@ -94,8 +92,7 @@ void dp_old_outputs_remove(const char *folder, const char *json) {
 
 static const char *expected_folder, *expected_json, *expected_page;
 
-static void at_end(int status, void *arg) {
-    (void)arg;
+static void at_end(int status, DP_UNUSED void *arg) {
     DP_OWN char *page = status && expected_page ? read_page(expected_page) : NULL;
     if (page) unlink(expected_page);
     if (status) dp_old_outputs_remove(expected_folder, expected_json);

@@ -76,10 +76,7 @@ static void each_list(dp_cuda_result *out, const dp_rank_job *job, const rank_pa
 /* Which tensors each part of a rank has, [parts of the rank][DP_RANK_TENSORS]. */
 static size_t has_bytes(const rank_parts *x) { return (size_t)x->n * DP_RANK_TENSORS; }
 
-static void give(double *x, int64_t n, void *rank) {
-    (void)rank;
-    dp_mpi_send_numbers(0, x, n);
-}
+static void give(double *x, int64_t n, DP_UNUSED void *rank) { dp_mpi_send_numbers(0, x, n); }
 static void take(double *x, int64_t n, void *rank) {
     dp_mpi_receive_numbers(*(int *)rank, x, n, "the results");
 }

@@ -143,8 +143,7 @@ static double *make(int64_t n, double value) {
     return x;
 }
 
-static double *copy(const double *x, int64_t n) {
-    (void)n;
+static double *copy(const double *x, DP_UNUSED int64_t n) {
     if (x) use(x, 1);
     return (double *)x;
 }

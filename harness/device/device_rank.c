@@ -138,9 +138,7 @@ static int token_result(const dp_rank_job *j, const dpg_tensor *x) {
     return id >= 0 && *dp_result_at(&j->out->out, id) ? id : -1;
 }
 static int64_t words_of_token(const dp_rank_job *j, int id) {
-    int64_t rows, width;
-    dp_result_shape(j->p, id, &rows, &width);
-    return rows / j->p->T * width;
+    return dp_result_count(j->p, id) / j->p->T;
 }
 
 static dp_status make_blank(dp_rank_job *j, const dp_rank_tokens *x, dp_rank_tensors *d,

@@ -20,8 +20,7 @@ static const struct {
 #define NROWS ((int)(sizeof ROWS / sizeof *ROWS))
 
 /* The mutators of the targets are linked and never called. */
-size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t most) {
-    (void)data, (void)size, (void)most;
+size_t LLVMFuzzerMutate(DP_UNUSED uint8_t *data, DP_UNUSED size_t size, DP_UNUSED size_t most) {
     abort();
 }
 

@@ -116,12 +116,11 @@ static int command_is_there(const char *word) {
     const char *path = getenv("PATH");
     if (strchr(word, '/')) return may_run(word);
     DP_OWN char *list = dp_strdup(path ? path : "/bin:/usr/bin");
-    char *rest = list, *file;
+    char *rest = list;
     int found = 0;
     for (const char *dir; !found && (dir = strsep(&rest, ":"));) {
-        if (asprintf(&file, "%s/%s", *dir ? dir : ".", word) < 0) abort();
+        DP_OWN char *file = dp_text_new("%s/%s", *dir ? dir : ".", word);
         found = may_run(file);
-        free(file);
     }
     return found;
 }
@@ -131,8 +130,8 @@ static int command_is_there(const char *word) {
 #define PREFIX "deltaproof-run-"
 #define LEFT_S 60 /* a folder that is younger may not be locked yet */
 
-static int remove_entry(const char *path, const struct stat *st, int kind, struct FTW *at) {
-    (void)st, (void)kind, (void)at;
+static int remove_entry(const char *path, DP_UNUSED const struct stat *st, DP_UNUSED int kind,
+                        DP_UNUSED struct FTW *at) {
     return remove(path), 0; /* what cannot be removed stays, and so does its folder */
 }
 
@@ -150,13 +149,11 @@ static void remove_if_left(const char *path) {
 }
 
 static void remove_left(const char *top) {
-    char *path;
     DIR *d = opendir(top);
     for (struct dirent *x = d ? readdir(d) : NULL; x; x = readdir(d)) {
         if (strncmp(x->d_name, PREFIX, strlen(PREFIX))) continue;
-        if (asprintf(&path, "%s/%s", top, x->d_name) < 0) abort();
+        DP_OWN char *path = dp_text_new("%s/%s", top, x->d_name);
         remove_if_left(path);
-        free(path);
     }
     if (d) closedir(d);
 }
@@ -167,20 +164,18 @@ static void name_files(struct dp_command *c) {
     if (c->serve) snprintf(number, sizeof number, "-%ld", c->ncall);
     free(c->in);
     free(c->out);
-    if (asprintf(&c->in, "%s/in%s.safetensors", c->folder, number) < 0 ||
-        asprintf(&c->out, "%s/out%s.safetensors", c->folder, number) < 0)
-        abort();
+    c->in = dp_text_new("%s/in%s.safetensors", c->folder, number);
+    c->out = dp_text_new("%s/out%s.safetensors", c->folder, number);
 }
 
 /* A new folder for its files, with the paths of IN and OUT; those that killed programs left are
  * removed. */
 static dp_status command_folder_make(struct dp_command *c, dp_err *e) {
     const char *set = getenv("TMPDIR"), *top = set && *set ? set : "/tmp";
-    char *folder;
     if (c->serve && strpbrk(top, " \t"))
         return dp_fail(e, DP_EINPUT, "TMPDIR = %s: has a blank, which ends a path of --serve", top);
     remove_left(top);
-    if (asprintf(&folder, "%s/" PREFIX "XXXXXX", top) < 0) abort();
+    char *folder = dp_text_new("%s/" PREFIX "XXXXXX", top);
     if (!mkdtemp(folder)) {
         dp_fail(e, DP_EIO, "%s: a folder for files of a subject cannot be made: %s", top,
                 strerror(errno));
@@ -315,10 +310,8 @@ static void last_lines(dp_command_printed *p, int lines, char *out, size_t size)
     int n = 0;
     for (char *t = strtok_r(text, "\r\n", &save); t; t = strtok_r(NULL, "\r\n", &save))
         if (t[strspn(t, " \t")]) line[n++ % lines] = t + strspn(t, " \t");
-    size_t used = 0;
     for (int i = n < lines ? 0 : n - lines; i < n; i++)
-        used += (size_t)snprintf(one + used, sizeof one - used, "%s%s", used ? " | " : ": ",
-                                 line[i % lines]);
+        dp_text_add(one, sizeof one, "%s%s", *one ? " | " : ": ", line[i % lines]);
     dp_text_printable(one, out, size);
 }
 
@@ -463,10 +456,9 @@ static int watch(struct dp_command *c, double limit, dp_subject_ending *end) {
 
 /* A line for serve; what it leaves unread is seen as no answer. */
 static void tell_paths(const struct dp_command *c) {
-    DP_OWN char *line;
-    const int n = asprintf(&line, "%s %s\n", c->in, c->out);
-    if (n < 0) abort();
-    if (send(c->talk, line, (size_t)n, MSG_NOSIGNAL | MSG_DONTWAIT) != n)
+    DP_OWN char *line = dp_text_new("%s %s\n", c->in, c->out);
+    const size_t n = strlen(line);
+    if (send(c->talk, line, n, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)n)
         shutdown(c->talk, SHUT_RD);
 }
 
@@ -759,10 +751,9 @@ static void command_read_outputs(struct dp_command *c, const dp_subject *s, cons
 /* A word with the path where it says IN or OUT; consumes the word. */
 static char *with_paths(const struct dp_command *c, char *word) {
     const int in = command_names(word, "IN"), out = command_names(word, "OUT");
-    char *text;
     if (!in && !out) return word;
     const int before = (int)(strlen(word) - strlen(in ? "IN" : "OUT"));
-    if (asprintf(&text, "%.*s%s", before, word, in ? c->in : c->out) < 0) abort();
+    char *text = dp_text_new("%.*s%s", before, word, in ? c->in : c->out);
     free(word);
     return text;
 }
@@ -779,12 +770,11 @@ static void put_paths(struct dp_command *c, int appended) {
 /* Its words without folders and paths of a call: what records and messages call it. */
 static void name_it(const struct dp_command *c, dp_subject *s) {
     char text[1024] = "";
-    size_t n = 0;
-    for (int i = 0; i < c->nword && n < sizeof text; i++)
+    for (int i = 0; i < c->nword; i++)
         /* NOLINTNEXTLINE(*NullDereference): nword words, one at least */
         if (!command_names(c->word[i], "IN") && !command_names(c->word[i], "OUT"))
-            n += (size_t)snprintf(text + n, sizeof text - n, "%s%s", n ? " " : "",
-                                  dp_subject_base_name(c->word[i]));
+            dp_text_add(text, sizeof text, "%s%s", *text ? " " : "",
+                        dp_subject_base_name(c->word[i]));
     dp_text_printable(text, s->name, sizeof s->name);
 }
 

@@ -392,10 +392,8 @@ static int left_out(const dp_subject_memory *m, const dp_problem *p, int field) 
 static void subject_collect(const dp_subject_memory *m, const dp_problem *p, int N,
                             dp_subject_result *out) {
     for (int i = 0; i < DP_NRESULTS; i++) {
-        int64_t rows, width;
-        dp_result_shape(p, i, &rows, &width);
         if (!subject_find_array(m, 0, dp_result_fields[i].name) || left_out(m, p, i)) continue;
-        double *x = *dp_result_at(&out->r, i) = dp_doubles(rows * width);
+        double *x = *dp_result_at(&out->r, i) = dp_doubles(dp_result_count(p, i));
         if (dp_result_fields[i].kind == DP_OF_SEQUENCES)
             collect_states(m, p, i, x);
         else
@@ -550,8 +548,7 @@ static int deserted(const dp_subject_memory *s, const char *alive, dp_subject_en
 
 static void say_hung(const dp_subject_memory *s, const char *alive, double limit,
                      dp_subject_ending *end) {
-    int n = snprintf(end->why, sizeof end->why, "did not return within %g s", limit);
-    const int size = (int)sizeof end->why;
+    snprintf(end->why, sizeof end->why, "did not return within %g s", limit);
     end->outcome = DP_SUBJECT_HUNG;
     end->call = look(s, 0).call;
     for (int r = 0; r < s->c->processes && s->c->processes > 1; r++) {
@@ -561,11 +558,9 @@ static void say_hung(const dp_subject_memory *s, const char *alive, double limit
                            : st.at == DP_PHASE_GATHERING ? "waits in all_gather"
                            : st.at == DP_PHASE_LOADING   ? "is being loaded"
                                                          : "computes";
-        if (n < size)
-            n +=
-                snprintf(end->why + n, (size_t)(size - n), "%s rank %d %s", r ? "," : ":", r, what);
-        if (n < size && st.at == DP_PHASE_GATHERING && alive[r])
-            n += snprintf(end->why + n, (size_t)(size - n), " number %d", st.gathers);
+        dp_text_add(end->why, sizeof end->why, "%s rank %d %s", r ? "," : ":", r, what);
+        if (st.at == DP_PHASE_GATHERING && alive[r])
+            dp_text_add(end->why, sizeof end->why, " number %d", st.gathers);
     }
 }
 

@@ -59,14 +59,13 @@ static int place_fault(const char *address, int i) {
     return 1;
 }
 
-static void on_fault(int sig, siginfo_t *info, void *context) {
+static void on_fault(int sig, siginfo_t *info, DP_UNUSED void *context) {
     dp_subject_state *st = host.me;
     st->region = -1;
     st->address = (uint64_t)(uintptr_t)info->si_addr;
     st->have_fault = 1;
     for (int i = 0; i < host.c->nregion && host.start[i]; i++)
         if (place_fault(info->si_addr, i)) break;
-    (void)context;
 #ifdef __x86_64__
     const ucontext_t *u = context;
     st->pc = (uint64_t)u->uc_mcontext.gregs[REG_RIP] - host.base;

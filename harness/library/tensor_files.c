@@ -236,13 +236,12 @@ static int is_of_truth(const dp_tensorfile *out, const char *name) {
 }
 
 static void unknown_name(const dp_tensorfile *out, const dp_tensor *t, dp_complaints *complaints) {
-    char all[512];
-    int n = 0;
+    char all[512] = "";
     for (int i = 0; i < DP_NRESULTS; i++)
-        n += dp_case_input_names(all + n, sizeof all - (size_t)n, &dp_result_fields[i]);
-    n += snprintf(all + n, sizeof all - (size_t)n, ", and stages");
+        dp_case_input_names(all, sizeof all, &dp_result_fields[i]);
+    dp_text_add(all, sizeof all, ", and stages");
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
-        n += snprintf(all + n, sizeof all - (size_t)n, " %s", dp_stage_tensors[i].name);
+        dp_text_add(all, sizeof all, " %s", dp_stage_tensors[i].name);
     dp_complain(complaints, "%s: tensor %s is not known; known:%s", out->path, t->name, all);
 }
 

@@ -179,9 +179,8 @@ static void hush(void) {
 
 /* ---- begin and end --------------------------------------------------------------------------- */
 
-static void not_started(int sig) {
+static void not_started(DP_UNUSED int sig) {
     static const char text[] = "deltaproof: MPI_Init: a process of this mpirun does not come\n";
-    (void)sig;
     if (write(2, text, sizeof text - 1) < 0) _exit(3);
     _exit(2);
 }

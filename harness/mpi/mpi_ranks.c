@@ -7,13 +7,12 @@
 
 /* ---- peers ----------------------------------------------------------------------------------- */
 
-static void send_to_peer(void *who, int to, const double *x, int64_t n) {
-    (void)who;
+static void send_to_peer(DP_UNUSED void *who, int to, const double *x, int64_t n) {
     dp_mpi_send_numbers(to, x, n);
 }
 
-static void receive_from_peer(void *who, int from, double *x, int64_t n, const char *what) {
-    (void)who;
+static void receive_from_peer(DP_UNUSED void *who, int from, double *x, int64_t n,
+                              const char *what) {
     dp_mpi_receive_numbers(from, x, n, what);
 }
 
@@ -104,8 +103,7 @@ static void work_run(const void *message, size_t bytes) {
     return_own(j.backward);
 }
 
-static void work_close(const void *message, size_t bytes) {
-    (void)message, (void)bytes;
+static void work_close(DP_UNUSED const void *message, DP_UNUSED size_t bytes) {
     dp_sim_free(&own.sim);
     dp_problem_free(&own.part);
 }

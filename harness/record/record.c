@@ -1,6 +1,7 @@
 /* Totals and verdict of a record, and the record as JSON (record.h). */
 #include "record.h"
 #include "record_schema.h"
+#include "ref/files/cache.h"
 #include "ref/files/input.h"
 #include "ref/files/output.h"
 
@@ -8,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 void dp_record_totals(const dp_record *r, int n[DP_NVERDICTS]) {
     memset(n, 0, sizeof(int) * DP_NVERDICTS);
@@ -175,23 +175,18 @@ static int covered(const dp_run *r) {
 dp_digest dp_digest_of(const dp_runs *r) {
     dp_digest d = {.runs = 0};
     DP_OWN line *lines = dp_calloc((size_t)r->n + 1, sizeof *lines);
-    XXH3_state_t *s = XXH3_createState();
-    XXH128_canonical_t c;
+    dp_hash *s = dp_hash_new();
     int n = 0;
     for (int i = 0; i < r->n; i++)
         if (covered(&r->run[i]))
             lines[n++] = (line){dp_digest_text(&r->run[i]), dp_backends[r->run[i].backend].peers};
     qsort(lines, (size_t)n, sizeof *lines, by_text);
-    XXH3_128bits_reset(s);
     for (int i = 0; i < n; i++) {
         if (i && lines[i].peers && !strcmp(lines[i].text, lines[i - 1].text)) continue;
-        XXH3_128bits_update(s, lines[i].text, strlen(lines[i].text));
+        dp_hash_add(s, lines[i].text, strlen(lines[i].text));
         d.runs++;
     }
-    XXH128_canonicalFromHash(&c, XXH3_128bits_digest(s));
-    for (int i = 0; i < 16; i++)
-        snprintf(d.hex + 2 * i, 3, "%02x", c.digest[i]);
-    XXH3_freeState(s);
+    dp_key_hex(dp_hash_end(s), d.hex);
     for (int i = 0; i < n; i++)
         free(lines[i].text);
     return d;
@@ -202,17 +197,11 @@ dp_digest dp_digest_of(const dp_runs *r) {
 enum { PIECE = 1 << 20 };
 
 static void hash(FILE *f, char hex[33]) {
-    XXH3_state_t *state = XXH3_createState();
+    dp_hash *state = dp_hash_new();
     DP_OWN char *piece = dp_calloc(PIECE, 1);
-    if (!state) abort();
-    XXH3_128bits_reset(state);
     for (size_t n; (n = fread(piece, 1, PIECE, f)) > 0;)
-        XXH3_128bits_update(state, piece, n);
-    XXH128_canonical_t bytes;
-    XXH128_canonicalFromHash(&bytes, XXH3_128bits_digest(state));
-    for (int i = 0; i < 16; i++)
-        snprintf(hex + 2 * i, 3, "%02x", bytes.digest[i]);
-    XXH3_freeState(state);
+        dp_hash_add(state, piece, n);
+    dp_key_hex(dp_hash_end(state), hex);
 }
 
 void dp_provenance_file(dp_provenance *p, const char *role, const char *path) {

@@ -618,10 +618,9 @@ static const dp_object_schema DIGEST_OBJECT = OBJECT("digest", DIGEST);
 
 static json_t *schema_name(const void *x) { return (void)x, json_string(DP_RECORD_SCHEMA); }
 static json_t *schema_version(const void *x) { return (void)x, json_integer(DP_RECORD_VERSION); }
-static json_t *created(const void *x) {
+static json_t *created(DP_UNUSED const void *x) {
     char when[40];
     const time_t now = time(NULL);
-    (void)x;
     strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
     return json_string(when);
 }

@@ -227,33 +227,26 @@ int dp_ill_conditioned(const dp_condition *c, dp_base b) {
     return c->condition >= (b == DP_BASE_FP64 ? 0x1p26 : 0x1p12);
 }
 
-/* Appends to why [size] that the problem is ill-conditioned, or that this explains no failure. */
-static void explain_condition(const dp_condition *c, dp_base b, dp_verdict v, char *why,
-                              size_t size) {
-    const size_t n = strlen(why);
-    const char *sep = n ? "; " : "";
-    if (n + 1 >= size) return;
-    if (dp_ill_conditioned(c, b))
-        snprintf(why + n, size - n,
-                 "%sthe problem's condition number is %.2g (inverse up to %.2g; rank %d, head %d, "
-                 "chunk at token %lld): the error is %s",
-                 sep, c->condition, c->entry, c->rank, c->head, (long long)c->token,
-                 v == DP_FAIL ? "more than it explains" : "within what it explains");
-    else if (v == DP_FAIL)
-        snprintf(why + n, size - n, "%sthe inputs are well-conditioned (condition number %.2g)",
-                 sep, c->condition);
-}
-
-/* The condition of the problem, which explains no entry that was never written. */
+/* That the problem is ill-conditioned, or that this explains no failure, nor any entry that was
+ * never written. */
 static void say_condition(const dp_judgement *bad, dp_run *r) {
-    const size_t n = strlen(r->why);
+    const dp_condition *c = &r->cond;
+    const char *sep = *r->why ? "; " : "";
     if (r->exact || (r->verdict != DP_PASS && r->verdict != DP_FAIL)) return;
     if (bad && bad->flaw != DP_FLAW_NONE) return;
     if (bad && bad->nblank)
-        snprintf(r->why + n, sizeof r->why - n, "; rows of 0, as if never written: %lld",
-                 (long long)bad->nblank);
-    else if (r->cond.condition > 0)
-        explain_condition(&r->cond, r->base, r->verdict, r->why, sizeof r->why);
+        dp_text_add(r->why, sizeof r->why, "; rows of 0, as if never written: %lld",
+                    (long long)bad->nblank);
+    else if (c->condition > 0 && dp_ill_conditioned(c, r->base))
+        dp_text_add(
+            r->why, sizeof r->why,
+            "%sthe problem's condition number is %.2g (inverse up to %.2g; rank %d, head %d, "
+            "chunk at token %lld): the error is %s",
+            sep, c->condition, c->entry, c->rank, c->head, (long long)c->token,
+            r->verdict == DP_FAIL ? "more than it explains" : "within what it explains");
+    else if (c->condition > 0 && r->verdict == DP_FAIL)
+        dp_text_add(r->why, sizeof r->why,
+                    "%sthe inputs are well-conditioned (condition number %.2g)", sep, c->condition);
 }
 
 void dp_run_close(dp_run *r) {

@@ -80,7 +80,7 @@ static void ancestors(const dp_run *r, int i, unsigned char *mark) {
 dp_blame dp_blame_run(const dp_run *r) {
     dp_blame b = {0};
     unsigned char clear[NNODES] = {0}, made[NNODES] = {0};
-    int bad = -1, n = 0;
+    int bad = -1;
     for (int i = 0; i < NNODES; i++) {
         const dp_judgement *t = judged(r, NODES[i].name);
         if (t && t->verdict == DP_FAIL && bad < 0) {
@@ -100,9 +100,8 @@ dp_blame dp_blame_run(const dp_run *r) {
         if (!made[i] || clear[i]) continue;
         b.suspect[NODES[i].stage] = 1;
         if (!strcmp(NODES[i].name, "Akk")) b.suspect[DP_STAGE_INTRA] = 1;
-        if (!NODES[i].hidden && !judged(r, NODES[i].name) && (size_t)n < sizeof b.shows)
-            n += snprintf(b.shows + n, sizeof b.shows - (size_t)n, "%s%s", n ? " " : "",
-                          NODES[i].name);
+        if (!NODES[i].hidden && !judged(r, NODES[i].name))
+            dp_text_add(b.shows, sizeof b.shows, "%s%s", *b.shows ? " " : "", NODES[i].name);
     }
     for (int i = 0; i < DP_NSTAGES; i++)
         b.nsuspect += b.suspect[i];

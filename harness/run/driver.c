@@ -702,9 +702,8 @@ static dp_status run_on(dp_standard *std, dp_planned *x, int n, dp_runs *out, dp
 
 /* ---- results that were computed elsewhere ---------------------------------------------------- */
 
-static void note_given(const dp_sharding *sp, const dp_made *m, dp_run *r) {
+static void note_given(DP_UNUSED const dp_sharding *sp, const dp_made *m, dp_run *r) {
     const dp_stored_results *g = m->out.stored;
-    (void)sp;
     r->other_design = !g->same_design;
     r->undeclared = g->explained || m->design.undeclared || (!g->design && !g->same_design);
 }

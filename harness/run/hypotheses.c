@@ -25,6 +25,9 @@ typedef struct {
     int plain_beta;                      /* with beta = plain: `change` activates beta */
     int one_sequence;                    /* with cu_seqlens = 0,T */
     const char *explains;                /* a result that it explains whatever it is; or NULL */
+    double gates;                        /* g becomes so many times the activated one, */
+    dp_format kept;                      /* in this format (with `activated`) */
+    int bias_step;                       /* dt_bias of head h: entry h times this; -1: times K */
     int (*applies)(const dp_problem *p); /* can it show in this problem? */
     const char *input;                   /* each number of it goes through `map` */
     double (*map)(double x);
@@ -41,16 +44,9 @@ static dp_tensor *file_input(dp_tensorfile *f, const char *name) {
                                     : dp_tensor_find(f, name));
 }
 
-static void file_drop(dp_tensorfile *f, int i) {
-    dp_tensor *last = &f->tensor[--f->ntensor], gone = f->tensor[i];
-    f->tensor[i] = *last;
-    free(gone.name);
-    free(gone.data);
-}
-
 static void drop_input(dp_tensorfile *in, dp_input_id input) {
     for (int i = in->ntensor - 1; i >= 0; i--)
-        if (dp_input_find(in->tensor[i].name) == (int)input) file_drop(in, i);
+        if (dp_input_find(in->tensor[i].name) == (int)input) dp_tensorfile_drop(in, i);
 }
 
 static dp_tensor *result(dp_tensorfile *out, dp_result_id id) {
@@ -126,19 +122,17 @@ static void one_sequence(dp_tensorfile *in, dp_tensorfile *out, const dp_problem
     first_sequence(result(out, DP_RESULT_FINAL_STATE), p->Nseq);
 }
 
-static void no_state(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
-    (void)out, (void)p;
+static void no_state(dp_tensorfile *in, DP_UNUSED dp_tensorfile *out,
+                     DP_UNUSED const dp_problem *p) {
     drop_input(in, DP_INPUT_S0);
 }
 
-static void state_turned(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
-    (void)out;
+static void state_turned(dp_tensorfile *in, DP_UNUSED dp_tensorfile *out, const dp_problem *p) {
     dp_tensor *s0 = file_input(in, "initial_state");
     if (s0) dp_states_transpose(s0, p->K, p->V);
 }
 
-static void final_turned(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
-    (void)in;
+static void final_turned(DP_UNUSED dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
     dp_tensor *s = result(out, DP_RESULT_FINAL_STATE);
     if (s) dp_states_transpose(s, p->K, p->V);
 }
@@ -181,14 +175,6 @@ static void bias_of_heads(dp_tensorfile *in, const dp_problem *p, int step) {
         for (int c = 0; c < p->K; c++)
             t->data[h * p->K + c] = x[h * step];
 }
-static void bias_by_head(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
-    (void)out;
-    bias_of_heads(in, p, 1);
-}
-static void bias_of_first_channel(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
-    (void)out;
-    bias_of_heads(in, p, p->K);
-}
 
 /* ---- gates, betas, norms --------------------------------------------------------------------- */
 
@@ -205,21 +191,8 @@ static void activate_gates(dp_tensorfile *in, const dp_problem *p, double factor
     drop_input(in, DP_INPUT_A_LOG);
     drop_input(in, DP_INPUT_DT_BIAS);
 }
-static void gates_of_two(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
-    (void)out;
-    activate_gates(in, p, M_LN2, DP_FP64);
-}
-static void gates_per_ln2(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
-    (void)out;
-    activate_gates(in, p, 1 / M_LN2, DP_FP64);
-}
-static void gates_bf16(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
-    (void)out;
-    activate_gates(in, p, 1, DP_BF16);
-}
 
-static void betas_bf16(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
-    (void)out;
+static void betas_bf16(dp_tensorfile *in, DP_UNUSED dp_tensorfile *out, const dp_problem *p) {
     dp_tensor *b = file_input(in, "beta");
     DP_FREED(dp_activated_free) dp_activated a = dp_activated_new(p);
     for (int64_t i = 0; b && i < b->n; i++)
@@ -274,15 +247,15 @@ static const mistake MISTAKES[] = {
     ROW("as if dt_bias were not read", .explains = "ddt_bias", .applies = has_bias,
         .input = "dt_bias", .map = nought),
     ROW("as if dt_bias were one number a head: entry h for every channel of head h",
-        .explains = "ddt_bias", .applies = has_biases, .change = bias_by_head),
+        .explains = "ddt_bias", .applies = has_biases, .bias_step = 1),
     ROW("as if dt_bias were one number a head: that of its first channel", .explains = "ddt_bias",
-        .applies = has_biases, .change = bias_of_first_channel),
+        .applies = has_biases, .bias_step = -1),
     ROW("as if gates were powers of 2, exp2(g) for exp(g)", FORWARD, ACTIVATED, .applies = has_gate,
-        .change = gates_of_two),
+        .gates = M_LN2),
     ROW("as if gates were divided by ln 2 and then raised from e", FORWARD, ACTIVATED,
-        .applies = has_gate, .change = gates_per_ln2),
+        .applies = has_gate, .gates = 1 / M_LN2),
     ROW("as if the activated gate were kept in bf16", FORWARD, ACTIVATED, .applies = has_raw_gate,
-        .change = gates_bf16),
+        .gates = 1, .kept = DP_BF16),
     ROW("as if beta were rounded to bf16", FORWARD, .plain_beta = 1, .applies = has_beta,
         .change = betas_bf16),
     ROW("matches eps = 1e-5 in the norm of q and k, not 1e-6", FORWARD, .applies = has_norm,
@@ -308,6 +281,8 @@ static void mistake_change(const mistake *m, dp_tensorfile *in, dp_tensorfile *o
         t->data[i] = m->map(t->data[i]);
     for (int i = 0; i < 2 && m->divisor; i++)
         normalise(file_input(in, i ? "k" : "q"), p->K, m->divisor);
+    if (m->gates > 0) activate_gates(in, p, m->gates, m->kept);
+    if (m->bias_step) bias_of_heads(in, p, m->bias_step > 0 ? m->bias_step : p->K);
     if (m->change) m->change(in, out, p);
 }
 
@@ -396,31 +371,32 @@ static void subtract(dp_tensor *t, int64_t n, const double *x, const double *y) 
         t->data[i] -= x[i] - y[i];
 }
 
+/* The problem in fp64 with that fault; to be freed. */
+static dp_sim with_fault(const dp_problem *p, dp_fault fault) {
+    dp_sim s;
+    dp_must(dp_sim_new(&s, p, DP_BASE_FP64, 1, fault, NULL)); /* one rank splits */
+    dp_sim_run(&s, DP_FP64, DP_EXCHANGE_ALLGATHER, 0);
+    return s;
+}
+
 static void take_fault_off(dp_tensorfile *out, const change *h) {
     const dp_problem *p = h->p;
-    const dp_fault faults[] = {h->fault, DP_FAULT_NONE};
     const int64_t states = p->Nseq * (int64_t)p->HV * p->K * p->V;
     dp_tensor *state = file_input(out, "final_state");
     dp_complaints none = {0}; /* it was read before */
     const int vk = dp_judge_state_vk(out, h->layout, &none);
-    dp_sim s[2];
-    dp_err e = {0};
-    for (int i = 0; i < 2; i++) {
-        if (dp_sim_new(&s[i], p, DP_BASE_FP64, 1, faults[i], &e)) abort(); /* one rank splits */
-        dp_sim_run(&s[i], DP_FP64, DP_EXCHANGE_ALLGATHER, 0);
-    }
+    DP_FREED(dp_sim_free) dp_sim wrong = with_fault(p, h->fault);
+    DP_FREED(dp_sim_free) dp_sim right = with_fault(p, DP_FAULT_NONE);
     if (state && vk) dp_states_transpose(state, p->K, p->V);
-    subtract(file_input(out, "o"), dp_input_count(p, DP_INPUT_DO), s[0].out.o, s[1].out.o);
-    subtract(state, states, s[0].out.final_state, s[1].out.final_state);
+    subtract(file_input(out, "o"), dp_input_count(p, DP_INPUT_DO), wrong.out.o, right.out.o);
+    subtract(state, states, wrong.out.final_state, right.out.final_state);
     if (state && vk) dp_states_transpose(state, p->V, p->K);
-    for (int i = 0; i < 2; i++)
-        dp_sim_free(&s[i]);
 }
 
 static void apply(dp_tensorfile *in, dp_tensorfile *out, void *arg) {
     const change *h = arg;
     for (int i = out->ntensor - 1; i >= 0; i--)
-        if (!kept(h, out->tensor[i].name)) file_drop(out, i);
+        if (!kept(h, out->tensor[i].name)) dp_tensorfile_drop(out, i);
     if (h->only && h->factor != 1) scale(file_input(out, h->only), 1 / h->factor);
     if (h->late) advance(file_input(out, h->only), h->p->T);
     if (h->mistake) mistake_change(h->mistake, in, out, h->p);
@@ -428,7 +404,7 @@ static void apply(dp_tensorfile *in, dp_tensorfile *out, void *arg) {
     if (h->earlier) shift(file_input(in, h->earlier), h->p->T, 1);
     for (int i = in->ntensor - 1; i >= 0 && h->rank; i--) {
         const int f = dp_input_find(in->tensor[i].name);
-        if (f == DP_INPUT_S0 || f == DP_INPUT_DSTATE) file_drop(in, i);
+        if (f == DP_INPUT_S0 || f == DP_INPUT_DSTATE) dp_tensorfile_drop(in, i);
     }
 }
 
@@ -470,11 +446,9 @@ static int could_pass(const search *s, const dp_case *c, const dp_stored_results
     for (int f = 0; f < DP_NRESULTS && could; f++) {
         const double *x = *dp_result_at((dp_result *)&g->r, f), *y = *dp_result_at(&sim.out, f);
         double failed, limit;
-        int64_t rows, width;
         if (!x || !y) continue;
-        dp_result_shape(&c->p, f, &rows, &width);
         distances(s, dp_result_fields[f].name, &failed, &limit);
-        could = !(distance(x, y, rows * width) > fmax(nearer * failed, above * limit));
+        could = !(distance(x, y, dp_result_count(&c->p, f)) > fmax(nearer * failed, above * limit));
     }
     return could;
 }
@@ -590,15 +564,6 @@ static void try_scale(search *s) {
     if (fabs(own / standard - 1) > 1e-12) OTHER(scale, "scale", usual, "K^-1/2");
 }
 
-/* o of the problem in fp64 with that fault; to be freed. */
-static double *o_with(const dp_problem *p, dp_fault fault) {
-    DP_FREED(dp_sim_free) dp_sim sim;
-    dp_err e = {0};
-    if (dp_sim_new(&sim, p, DP_BASE_FP64, 1, fault, &e)) abort(); /* one rank splits */
-    dp_sim_run(&sim, DP_FP64, DP_EXCHANGE_ALLGATHER, 0);
-    return dp_copy(sim.out.o, dp_input_count(p, DP_INPUT_DO));
-}
-
 /* Does the error of o lie along what a residual that reads the state before its decay would make?
  * A rounding of n numbers lies along it by chance alone, n^-1/2. */
 #define ALONG 0.1
@@ -613,10 +578,10 @@ static int follows_the_decay(const search *s) {
     q.note = NULL;
     if (!dp_safetensors_read(q.inputs, &in, &e) && !dp_safetensors_read(q.outputs, &out, &e) &&
         !dp_judge_load(&q, &in, &out, &c, &l, &e)) {
-        DP_OWN double *right = o_with(&c.p, DP_FAULT_NONE),
-                      *wrong = o_with(&c.p, DP_FAULT_READ_UNDECAYED);
+        DP_FREED(dp_sim_free) dp_sim right = with_fault(&c.p, DP_FAULT_NONE);
+        DP_FREED(dp_sim_free) dp_sim wrong = with_fault(&c.p, DP_FAULT_READ_UNDECAYED);
         for (int64_t i = 0; i < dp_input_count(&c.p, DP_INPUT_DO); i++) {
-            const double x = l.stored.r.o[i] - right[i], y = wrong[i] - right[i];
+            const double x = l.stored.r.o[i] - right.out.o[i], y = wrong.out.o[i] - right.out.o[i];
             both += x * y;
             error += x * x;
             fault += y * y;
@@ -746,16 +711,15 @@ static void try_norms_of(search *s, signed char norm, unsigned normed, double ep
     const dp_user_recurrence is = *dp_user_recurrence_installed();
     dp_user_recurrence other = is;
     char text[200] = "passes without norms";
-    int n = 0;
     other.rows.norm = norm;
     other.rows.normed = normed;
     other.rows.eps = eps;
     if (normed)
-        n = snprintf(text, sizeof text, norm ? "passes with `norm %s" : "passes with `norm",
-                     dp_norms[norm].word);
+        snprintf(text, sizeof text, norm ? "passes with `norm %s" : "passes with `norm",
+                 dp_norms[norm].word);
     for (int i = 0; i < DP_NINPUTS; i++)
-        if (normed >> i & 1) n += snprintf(text + n, sizeof text - (size_t)n, " %s", is.input[i]);
-    if (n) snprintf(text + n, sizeof text - (size_t)n, eps > 0 ? " eps %g`" : "`", eps);
+        if (normed >> i & 1) dp_text_add(text, sizeof text, " %s", is.input[i]);
+    if (normed) dp_text_add(text, sizeof text, eps > 0 ? " eps %g`" : "`", eps);
     dp_user_recurrence_install(&other);
     attempt(s, *s->o, nothing(s), text);
     dp_user_recurrence_install(&is);
@@ -824,25 +788,24 @@ static void try_mistakes(search *s) {
 }
 
 static void try_gates(search *s) {
-    change h = nothing(s);
-    h.forward = 1;
-    h.earlier = "g";
-    attempt(s, *s->o, h, "as if every gate were that of the token before");
-    if (!dp_erases(&s->c->p)) return;
-    if (dp_by_rows(&s->c->p)) {
-        h.earlier = "lr_a";
-        attempt(s, *s->o, h, "as if every lr_a were that of the token before");
-        return;
+    const dp_problem *p = &s->c->p;
+    const int erases = dp_erases(p), rows = dp_by_rows(p), gates = dp_by_gates(p);
+    const struct {
+        int has;
+        const char *input, *said;
+    } each[] = {{1, "g", "gate"},
+                {erases && rows, "lr_a", "lr_a"},
+                {erases && !rows && !gates, "beta", "beta"},
+                {erases && !rows && gates, "erase", "erase"},
+                {erases && !rows && gates, "write", "write"}};
+    for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
+        change h = nothing(s);
+        char text[80];
+        h.forward = 1;
+        h.earlier = each[i].input;
+        snprintf(text, sizeof text, "as if every %s were that of the token before", each[i].said);
+        if (each[i].has) attempt(s, *s->o, h, text);
     }
-    if (!dp_by_gates(&s->c->p)) {
-        h.earlier = "beta";
-        attempt(s, *s->o, h, "as if every beta were that of the token before");
-        return;
-    }
-    h.earlier = "erase";
-    attempt(s, *s->o, h, "as if every erase were that of the token before");
-    h.earlier = "write";
-    attempt(s, *s->o, h, "as if every write were that of the token before");
 }
 
 static void try_undecayed(search *s) {
@@ -992,8 +955,7 @@ static int say(const search *s, uint64_t tensors, int exact, void (*fits)(const 
             const fitting *f = &s->fits[i];
             const uint64_t common = f->explains & tensors;
             if (f->kind != k || common != tensors || (exact && f->explains != tensors)) continue;
-            const size_t used = strlen(all);
-            snprintf(all + used, sizeof all - used, "%s%s", n++ ? "; " : "", f->text);
+            dp_text_add(all, sizeof all, "%s%s", n++ ? "; " : "", f->text);
         }
     char text[1440];
     snprintf(text, sizeof text, "%s%s", n > 1 ? "several would fit: " : "", all);

@@ -269,12 +269,6 @@ static void rename_to(dp_tensorfile *f, const char *from, const char *to) {
     t->name = dp_strdup(to);
 }
 
-static void drop(dp_tensorfile *f, dp_tensor *t) {
-    free(t->name);
-    free(t->data);
-    *t = f->tensor[--f->ntensor];
-}
-
 static void say(dp_tensorfile *f, const char *key, const char *value) {
     if (!dp_tensorfile_meta(f, key)) dp_tensorfile_add_meta(f, key, value);
 }
@@ -296,7 +290,7 @@ static int multiply(dp_tensorfile *in, dp_complaints *all) {
         x->data[i] = dp_store(made, x->data[i] * dt->data[i / V]);
     for (int64_t i = 0; i < dt->n; i++)
         dt->data[i] = dp_store(made, dt->data[i] * A->data[i % HV]);
-    drop(in, A);
+    dp_tensorfile_drop(in, (int)(A - in->tensor));
     return 1;
 }
 
@@ -591,13 +585,12 @@ static dp_status read_design(const dp_judge_options *o, const dp_tensorfile *out
                              const judge_base *said, dp_base base, dp_design *design,
                              dp_stored_results *g, dp_err *e) {
     const char *meta = dp_tensorfile_meta(out, "design"), *text = o->design ? o->design : meta;
-    DP_OWN char *words = NULL;
     dp_err why = {0};
     if (!text && !*said->words) return DP_OK;
     g->design = design;
     if (!text) text = "undeclared"; /* a base whose name stands for formats alone */
     const int joined = *said->words && *text;
-    if (asprintf(&words, "%s%s%s", said->words, joined ? "," : "", text) < 0) abort();
+    DP_OWN char *words = dp_text_new("%s%s%s", said->words, joined ? "," : "", text);
     const dp_status st = dp_design_parse(words, base, design, &why);
     if (!st) return DP_OK;
     return o->design ? dp_fail(e, DP_EINPUT, "--design: %s", why.msg)
@@ -618,10 +611,8 @@ static dp_status claimed_drop(const dp_tensorfile *out, int *bits, dp_err *e) {
 /* ---- inputs ---------------------------------------------------------------------------------- */
 
 static void known_inputs(char *all, size_t size) {
-    int n = 0;
     for (int i = 0; i < DP_NINPUTS; i++)
-        if (*dp_input_fields[i].name)
-            n += dp_case_input_names(all + n, size - (size_t)n, &dp_input_fields[i]);
+        if (*dp_input_fields[i].name) dp_case_input_names(all, size, &dp_input_fields[i]);
 }
 
 /* Does it have erase or write, of a recurrence without beta? */
@@ -809,9 +800,7 @@ static void name_case(const dp_judge_options *o, dp_case *c) {
     free(c->name);
     free(c->source);
     c->name = dp_strdup(base_name(o->outputs));
-    if (asprintf(&c->source, "%s, computed from %s", base_name(o->outputs), base_name(o->inputs)) <
-        0)
-        abort();
+    c->source = dp_text_new("%s, computed from %s", base_name(o->outputs), base_name(o->inputs));
 }
 
 dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp_err *e) {

@@ -154,8 +154,7 @@ static void state_row(const void *ctx, int64_t row, dp_place *at) {
                      .token = -1};
 }
 
-static void head_row(const void *ctx, int64_t row, dp_place *at) {
-    (void)ctx;
+static void head_row(DP_UNUSED const void *ctx, int64_t row, dp_place *at) {
     *at = (dp_place){.rank = 0, .head = (int)row, .sequence = -1, .chunk = -1, .token = -1};
 }
 
@@ -194,8 +193,7 @@ static void name_lost_state(const dp_problem *p, dp_result_id field, const doubl
     char text[320];
     if (!reads_state || t->verdict != DP_FAIL || run->exact || t->failed.at.rank < 0) return;
     if (!dp_lost_state(p, field, &t->failed, got, run->design.drop, text, sizeof text)) return;
-    const size_t n = strlen(t->why);
-    snprintf(t->why + n, sizeof t->why - n, "; %s", text);
+    dp_text_add(t->why, sizeof t->why, "; %s", text);
 }
 
 /* Where o failed in a session, its verdict says in which call. */
@@ -206,13 +204,12 @@ static void name_call(const dp_case *c, dp_result_id field, dp_run *run) {
     dp_session_call x;
     const int64_t call =
         dp_session_call_of(s, t->failed.at.token - c->p.cu[t->failed.at.sequence], &x);
-    const size_t n = strlen(t->why);
-    snprintf(t->why + n, sizeof t->why - n,
-             "; in call %lld of its sequence: %lld drafted, %lld accepted%s", (long long)call + 1,
-             (long long)x.drafted, (long long)x.accepted,
-             s->prefix && call == dp_session_call_of(s, s->prefix, NULL)
-                 ? ", the first behind the shared prefix"
-                 : "");
+    dp_text_add(t->why, sizeof t->why,
+                "; in call %lld of its sequence: %lld drafted, %lld accepted%s",
+                (long long)call + 1, (long long)x.drafted, (long long)x.accepted,
+                s->prefix && call == dp_session_call_of(s, s->prefix, NULL)
+                    ? ", the first behind the shared prefix"
+                    : "");
 }
 
 /* dg of a first token without an initial state is a sum of pairs that cancel. Kernels that round
@@ -707,9 +704,8 @@ static content content_of(const judging *j, const char *name) {
     const dp_problem *p = &j->sp->c->p;
     const int field = dp_result_find(name);
     if (field >= 0) {
-        int64_t rows, width;
-        dp_result_shape(p, field, &rows, &width);
-        return (content){*dp_result_at((dp_result *)j->out->results, field), rows * width, 0};
+        return (content){*dp_result_at((dp_result *)j->out->results, field),
+                         dp_result_count(p, field), 0};
     }
     const int stage = dp_stage_tensor_find(name);
     if (stage < 0) return (content){0};
@@ -808,8 +804,7 @@ static void say_growth(const dp_problem *p, dp_run *r) {
     explain_growth(p, text, sizeof text);
     for (int i = 0; i < r->ntensor; i++) {
         dp_judgement *t = &r->tensor[i];
-        const size_t n = strlen(t->why);
-        if (has_no_size(t)) snprintf(t->why + n, sizeof t->why - n, "%s", text);
+        if (has_no_size(t)) dp_text_add(t->why, sizeof t->why, "%s", text);
     }
 }
 

@@ -499,13 +499,13 @@ static void place_in_session(const dp_problem *p, const dp_draft_set *s, dp_plac
 /* Says which token of which call failed. */
 static void name_draft(const dp_draft_set *s, dp_judgement *t) {
     const dp_place *at = &t->failed.at;
-    const size_t n = strlen(t->why);
     if (t->verdict != DP_FAIL || at->rank < 0 || at->sequence < 0) return;
     const dp_draft_place *x = &s->place[at->sequence];
     const int64_t token = at->token < 0 ? x->tokens : at->token - s->p.cu[at->sequence] + 1;
-    snprintf(t->why + n, sizeof t->why - n,
-             "; token %lld of the window in call %lld, of which %lld %s accepted", (long long)token,
-             (long long)x->call + 1, (long long)x->passed, x->passed == 1 ? "is" : "are");
+    dp_text_add(t->why, sizeof t->why,
+                "; token %lld of the window in call %lld, of which %lld %s accepted",
+                (long long)token, (long long)x->call + 1, (long long)x->passed,
+                x->passed == 1 ? "is" : "are");
 }
 
 static void take_draft(const dp_case *c, const dp_draft_set *s, int within, dp_judgement *from,
@@ -545,10 +545,9 @@ static void let_speak(int tensor, dp_run *r) {
     r->verdict = DP_FAIL;
     r->tier = bad->tier;
     r->speaks = tensor;
-    const int n = snprintf(r->why, sizeof r->why, "%s: %s", bad->name, bad->why);
-    if (at->sequence >= 0 && n >= 0 && n < (int)sizeof r->why)
-        snprintf(r->why + n, sizeof r->why - (size_t)n, " (sequence %d, head %d)", at->sequence,
-                 at->head);
+    snprintf(r->why, sizeof r->why, "%s: %s", bad->name, bad->why);
+    if (at->sequence >= 0)
+        dp_text_add(r->why, sizeof r->why, " (sequence %d, head %d)", at->sequence, at->head);
 }
 
 /* The worst of the new tensors represents the run if nothing had failed before. */
@@ -642,11 +641,10 @@ static void say_slot(const dp_pool_seen *s, dp_judgement *t) {
 
 /* Results that are NaN where the inputs are not. */
 static void say_unowned(const dp_sharding *sp, dp_run *r) {
-    const size_t n = strlen(r->why);
     if (r->speaks < 0 || r->tensor[r->speaks].flaw != DP_FLAW_NOT_FINITE) return;
     if (sp->c->allow_nonfinite) return;
-    snprintf(r->why + n, sizeof r->why - n,
-             "; a slot that no sequence owns is NaN before a call: one was read");
+    dp_text_add(r->why, sizeof r->why,
+                "; a slot that no sequence owns is NaN before a call: one was read");
 }
 
 /* Entries, 0 where a slot that nobody owns has kept its NaN. */
@@ -725,12 +723,12 @@ static void judge_conv_state(const dp_conv_calls *c, int i, dp_run *r) {
 
 /* Names, of a run that failed, the first call that left a wrong state. */
 static void say_far(const dp_states_seen *far, dp_run *r) {
-    const size_t n = strlen(r->why);
     if (r->verdict != DP_FAIL || !(far->off > 0)) return;
-    snprintf(r->why + n, sizeof r->why - n,
-             "; call %lld is the first that leaves a wrong state: sequence %d, head %d, error %.2g "
-             "of the state that its inputs give",
-             (long long)far->call + 1, far->sequence, far->head, far->off);
+    dp_text_add(
+        r->why, sizeof r->why,
+        "; call %lld is the first that leaves a wrong state: sequence %d, head %d, error %.2g "
+        "of the state that its inputs give",
+        (long long)far->call + 1, far->sequence, far->head, far->off);
 }
 
 dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_seen *seen,

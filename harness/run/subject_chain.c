@@ -300,8 +300,8 @@ void dp_run_stored_chain(const dp_case *c, const double *factors, const double *
 
 /* ---- the subject ----------------------------------------------------------------------------- */
 
-static dp_status plan(const dp_subject_kind *k, const dp_asked *a, dp_plan *to, dp_err *e) {
-    (void)e;
+static dp_status plan(const dp_subject_kind *k, const dp_asked *a, dp_plan *to,
+                      DP_UNUSED dp_err *e) {
     for (int i = 0; i < a->nchain; i++)
         dp_plan_add(to, k, a->N, (dp_base)0, a->chain[i]);
     return DP_OK;
@@ -318,17 +318,15 @@ static void close_truth(void *truth) {
     free(truth);
 }
 
-static void note(const dp_sharding *sp, const dp_made *m, dp_run *r) {
-    (void)m;
+static void note(const dp_sharding *sp, DP_UNUSED const dp_made *m, dp_run *r) {
     r->has_base = 0;
     r->fault = sp->std->o->fault;
     describe_truth(sp->std->other, r);
 }
 
-static dp_status compute(const dp_planned *x, dp_sharding *sp, void **kept, dp_made *m, dp_err *e) {
+static dp_status compute(const dp_planned *x, dp_sharding *sp, DP_UNUSED void **kept, dp_made *m,
+                         DP_UNUSED dp_err *e) {
     const dp_fault fault = sp->std->o->fault;
-    (void)kept;
-    (void)e;
     m->own = chain_new(sp->std->other, x->chain,
                        fault == DP_FAULT_CHAIN_BF16     ? DP_BF16ST
                        : fault == DP_FAULT_CHAIN_TF32RZ ? DP_TF32RZ
@@ -341,10 +339,7 @@ static void judge(const dp_sharding *sp, dp_made *m, dp_run *r) {
     close_run(r);
 }
 
-static void free_own(const dp_case *c, dp_made *m) {
-    (void)c;
-    chain_free(m->own);
-}
+static void free_own(DP_UNUSED const dp_case *c, dp_made *m) { chain_free(m->own); }
 
 static const dp_subject_kind ON_SIMULATED = {.backend = DP_BACKEND_SIM,
                                              .side_by_side = 1,

@@ -17,9 +17,7 @@ static void place_token(const void *ctx, int64_t row, dp_place *at) {
                      .token = row};
 }
 
-static void place_channel(const void *ctx, int64_t row, dp_place *at) {
-    (void)ctx;
-    (void)row;
+static void place_channel(DP_UNUSED const void *ctx, DP_UNUSED int64_t row, dp_place *at) {
     *at = (dp_place){.rank = 0, .head = 0, .sequence = -1, .chunk = -1, .token = -1};
 }
 
@@ -34,11 +32,11 @@ static const char *unfit(const dp_case *c, dp_backend be, dp_base base) {
 }
 
 /* Every base; the devices have no fp64. */
-static dp_status plan(const dp_subject_kind *k, const dp_asked *a, dp_plan *to, dp_err *e) {
+static dp_status plan(const dp_subject_kind *k, const dp_asked *a, dp_plan *to,
+                      DP_UNUSED dp_err *e) {
     const dp_case *c = a->c;
     const dp_backend be = k->backend;
     const int ranks = c->conv.own.kind ? c->conv.own.ranks : a->N;
-    (void)e;
     for (int i = 0; i < a->nbase; i++) {
         const dp_base base = a->base[i];
         if (dp_backends[be].on_device && base == DP_BASE_FP64) continue;
@@ -50,8 +48,7 @@ static dp_status plan(const dp_subject_kind *k, const dp_asked *a, dp_plan *to, 
     return DP_OK;
 }
 
-static void note(const dp_sharding *sp, const dp_made *m, dp_run *r) {
-    (void)m;
+static void note(const dp_sharding *sp, DP_UNUSED const dp_made *m, dp_run *r) {
     r->fault = sp->std->o->fault;
     r->truth_bits = sp->c->bits;
 }
@@ -81,12 +78,12 @@ static void close_truth(void *truth) {
     free(t);
 }
 
-static dp_status compute(const dp_planned *x, dp_sharding *sp, void **kept, dp_made *m, dp_err *e) {
+static dp_status compute(const dp_planned *x, dp_sharding *sp, DP_UNUSED void **kept, dp_made *m,
+                         dp_err *e) {
     const dp_conv *v = &sp->c->conv;
     const dp_backend be = x->kind->backend;
     const int N = x->N;
     answer *y = m->own = dp_calloc(1, sizeof *y);
-    (void)kept;
     dp_conv_result_alloc(&y->got, v);
     dp_conv_result_alloc(&y->bound, v);
     dp_conv_result *const got = &y->got;
@@ -130,9 +127,8 @@ static void judge(const dp_sharding *sp, dp_made *m, dp_run *r) {
     dp_run_close(r);
 }
 
-static void free_answer(const dp_case *c, dp_made *m) {
+static void free_answer(DP_UNUSED const dp_case *c, dp_made *m) {
     answer *y = m->own;
-    (void)c;
     dp_conv_result_free(&y->got);
     dp_conv_result_free(&y->bound);
     free(y);

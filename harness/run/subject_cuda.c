@@ -46,8 +46,8 @@ static void add_ways(const dp_subject_kind *k, const dp_asked *a, dp_base base, 
 }
 
 /* Every base and chain that the kernels have. */
-static dp_status plan(const dp_subject_kind *k, const dp_asked *a, dp_plan *to, dp_err *e) {
-    (void)e;
+static dp_status plan(const dp_subject_kind *k, const dp_asked *a, dp_plan *to,
+                      DP_UNUSED dp_err *e) {
     for (int i = 0; i < a->nbase; i++)
         for (int j = 0, which = 0; j < a->few; j++) {
             const dp_format f = a->N == 1 ? DP_FP32 : a->chain[j];
@@ -218,12 +218,12 @@ static void note_outputs(const dp_sharding *sp, answer *y, dp_made *m) {
 }
 
 /* Skipped with the kernels' own reason where they do not take it. */
-static dp_status compute(const dp_planned *x, dp_sharding *sp, void **kept, dp_made *m, dp_err *e) {
+static dp_status compute(const dp_planned *x, dp_sharding *sp, DP_UNUSED void **kept, dp_made *m,
+                         dp_err *e) {
     const dp_case *c = sp->c;
     answer *y = m->own = dp_calloc(1, sizeof *y);
     dp_err why = {0};
     const dp_status st = run_kernels(x, sp, &m->seen, y, &why);
-    (void)kept;
     if (st) y->res = (dp_cuda_result){0};
     if (st && st != DP_EINPUT)
         return dp_fail(e, st, "%s: %s, %d ranks: %s", c->name, dp_backend_names[x->kind->backend],
@@ -237,9 +237,8 @@ static dp_status compute(const dp_planned *x, dp_sharding *sp, void **kept, dp_m
     return DP_OK;
 }
 
-static void note(const dp_sharding *sp, const dp_made *m, dp_run *r) {
+static void note(DP_UNUSED const dp_sharding *sp, const dp_made *m, dp_run *r) {
     const answer *y = m->own;
-    (void)sp;
     r->other_design = y->decoded > 0;
     if (r->rollback && y->states) r->rollback = "states of every token";
     r->path = y->res.path;

@@ -79,33 +79,29 @@ static dp_status compute_ranks(const dp_planned *x, dp_sharding *sp, dp_made *m,
     return DP_OK;
 }
 
-static dp_status one_call(void *who, const dp_problem *call, int states, dp_call_result *out,
-                          dp_err *e) {
-    (void)states;
+static dp_status one_call(void *who, const dp_problem *call, DP_UNUSED int states,
+                          dp_call_result *out, dp_err *e) {
     dp_sim s;
     const dp_status st = dp_sim_open(&s, call, who, 1, &OVER_LAPACK, e);
     if (!st) dp_calls_of_sim(&s, out);
     return st;
 }
 
-static dp_status compute(const dp_planned *x, dp_sharding *sp, void **kept, dp_made *m, dp_err *e) {
+static dp_status compute(const dp_planned *x, dp_sharding *sp, DP_UNUSED void **kept, dp_made *m,
+                         dp_err *e) {
     const dp_caller by = {.run = one_call, .who = (void *)&x->design, .drafts = &m->seen.drafts};
-    (void)kept;
     if (!sp->first_of_call) return compute_ranks(x, sp, m, e);
     made *w = m->own = dp_calloc(1, sizeof *w);
     m->out.results = &w->got;
     return dp_calls_run(&sp->c->p, &sp->c->session, DP_FAULT_NONE, &by, &w->got, NULL, e);
 }
 
-static void note(const dp_sharding *sp, const dp_made *m, dp_run *r) {
-    (void)sp;
-    (void)m;
+static void note(DP_UNUSED const dp_sharding *sp, DP_UNUSED const dp_made *m, dp_run *r) {
     r->path = openblas_get_corename();
 }
 
-static void free_own(const dp_case *c, dp_made *m) {
+static void free_own(DP_UNUSED const dp_case *c, dp_made *m) {
     made *w = m->own;
-    (void)c;
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
         free(w->stage[i]);
     if (w->s.p) dp_sim_free(&w->s);

@@ -80,10 +80,8 @@ void dp_other_values_undo(const dp_problem *p, dp_result *r) {
         const int heads = dp_result_heads(p, f);
         const dp_row_kind kind = dp_result_fields[f].kind;
         const int64_t outer = outer_of(p, kind);
-        int64_t rows, width;
-        dp_result_shape(p, f, &rows, &width);
-        if (!x || !outer || !rows) continue;
-        const int64_t each = rows * width / outer;
+        const int64_t each = outer ? dp_result_count(p, f) / outer : 0;
+        if (!x || !each) continue;
         rotate(x, outer * each, -packed_by(p, kind) * each);
         turn(x, outer, heads, each / heads, -step(p, heads), turns_result(p, f) ? -1 : 1);
     }
@@ -133,11 +131,11 @@ int dp_results_differ(const dp_problem *p, const dp_result *a, const dp_result *
 /* ---- the library ----------------------------------------------------------------------------- */
 
 /* The claims of the options, else of the library. One rank forms no M: one chain format will do. */
-static dp_status plan(const dp_subject_kind *k, const dp_asked *a, dp_plan *to, dp_err *e) {
+static dp_status plan(const dp_subject_kind *k, const dp_asked *a, dp_plan *to,
+                      DP_UNUSED dp_err *e) {
     const dp_run_options *o = a->o;
     const dp_subject *lib = o->subject;
     const int nb = o->nbase ? o->nbase : 1, nc = o->nchain && a->N > 1 ? o->nchain : 1;
-    (void)e;
     for (int i = 0; lib && a->N <= lib->max_ranks && i < nb * nc; i++)
         dp_plan_add(to, k, a->N, o->nbase ? o->base[i / nc] : lib->base,
                     o->nchain ? o->chain[i % nc] : lib->chain);
@@ -260,8 +258,7 @@ static dp_status run_calls(const dp_sharding *sp, const dp_subject_call *how, dp
     y->states = x.states;
     s->seconds = x.seconds;
     if (st != DP_EINPUT) return st;
-    const size_t n = strlen(s->why);
-    snprintf(s->why + n, sizeof s->why - n, " (call %lld)", (long long)x.calls);
+    dp_text_add(s->why, sizeof s->why, " (call %lld)", (long long)x.calls);
     return DP_OK;
 }
 
@@ -288,9 +285,8 @@ static int leaves_range(const dp_case *c, const dp_design *d) {
     return fp16 && dp_case_is_exact(c);
 }
 
-static void free_answer(const dp_case *c, dp_made *m) {
+static void free_answer(DP_UNUSED const dp_case *c, dp_made *m) {
     answer *y = m->own;
-    (void)c;
     dp_subject_result_free(&y->s);
     for (int i = 0; i < y->nagain; i++)
         dp_subject_result_free(&y->again[i]);
@@ -337,10 +333,10 @@ static const char *declared(const dp_run_options *o) {
 }
 
 /* In the format and chain that are asked for; the design is the one declared for that base. */
-static dp_status compute(const dp_planned *x, dp_sharding *sp, void **kept, dp_made *m, dp_err *e) {
+static dp_status compute(const dp_planned *x, dp_sharding *sp, DP_UNUSED void **kept, dp_made *m,
+                         dp_err *e) {
     const char *design = declared(sp->std->o);
     answer *y = m->own = dp_calloc(1, sizeof *y);
-    (void)kept;
     dp_status st = dp_design_parse(design ? design : "", x->base, &m->design, e);
     if (!st && leaves_range(sp->c, &m->design))
         y->s = (dp_subject_result){

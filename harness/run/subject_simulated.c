@@ -43,10 +43,10 @@ static dp_ways way_of_calls(const dp_case *c, const dp_run_options *o) {
 }
 
 /* Every base, chain format and merge order of a case. */
-static dp_status plan(const dp_subject_kind *k, const dp_asked *a, dp_plan *to, dp_err *e) {
+static dp_status plan(const dp_subject_kind *k, const dp_asked *a, dp_plan *to,
+                      DP_UNUSED dp_err *e) {
     const dp_case *c = a->c;
     const char *no = dp_unavailable(k->backend, ranks_of(c, a->N));
-    (void)e;
     if (no && a->nbase) add_unavailable(k, a->N, a->base[0], no, to);
     for (int i = 0; i < a->nbase * a->few && !no; i++) {
         const int f = i % a->few;
@@ -121,9 +121,8 @@ typedef struct {
     unsigned char *hit;
 } in_calls;
 
-static dp_status one_call(void *who, const dp_problem *call, int states, dp_call_result *out,
-                          dp_err *e) {
-    (void)states;
+static dp_status one_call(void *who, const dp_problem *call, DP_UNUSED int states,
+                          dp_call_result *out, dp_err *e) {
     dp_sim s;
     const dp_status st = dp_sim_new(&s, call, ((const in_calls *)who)->base, 1, DP_FAULT_NONE, e);
     if (!st) dp_calls_of_sim(&s, out);
@@ -132,9 +131,8 @@ static dp_status one_call(void *who, const dp_problem *call, int states, dp_call
 
 /* The same with convolutions before the recurrence, which begin from the inputs of earlier
  * calls. */
-static dp_status one_step(void *who, const dp_problem *call, const dp_state_pool *pool,
+static dp_status one_step(void *who, const dp_problem *call, DP_UNUSED const dp_state_pool *pool,
                           const dp_conv_states *before, dp_call_result *out, dp_err *e) {
-    (void)pool;
     const in_calls *x = who;
     const dp_case *c = x->c;
     dp_problem y = *call;
@@ -168,9 +166,8 @@ static dp_status compute_calls(const dp_planned *x, dp_sharding *sp, dp_made *m,
                         &w->got, w->hit, e);
 }
 
-static void free_calls(const dp_case *c, dp_made *m) {
+static void free_calls(DP_UNUSED const dp_case *c, dp_made *m) {
     in_calls *w = m->own;
-    (void)c;
     dp_result_free(&w->got);
     free(w->hit);
     free(w);
@@ -182,18 +179,14 @@ static dp_status compute(const dp_planned *x, dp_sharding *sp, void **kept, dp_m
     return sp->first_of_call ? compute_calls(x, sp, m, e) : compute_ranks(x, sp, kept, m, e);
 }
 
-static void note(const dp_sharding *sp, const dp_made *m, dp_run *r) {
-    (void)m;
+static void note(const dp_sharding *sp, DP_UNUSED const dp_made *m, dp_run *r) {
     r->fault = sp->std->o->fault;
 }
 
 /* Where the fault acted, in the recurrence or in the convolutions before and after it. */
-static dp_status note_hits(const dp_planned *x, dp_sharding *sp, dp_made *m, dp_bound_bases *bases,
-                           dp_run *r, dp_err *e) {
+static dp_status note_hits(DP_UNUSED const dp_planned *x, dp_sharding *sp, dp_made *m,
+                           DP_UNUSED dp_bound_bases *bases, dp_run *r, DP_UNUSED dp_err *e) {
     const in_calls *calls = m->own;
-    (void)x;
-    (void)bases;
-    (void)e;
     if (!r->fault) return DP_OK;
     r->nhit = sp->N * sp->c->p.HV;
     r->hit = dp_calloc((size_t)r->nhit, 1);

@@ -34,12 +34,10 @@ void dp_failure_text(const dp_failure *f, char *out, size_t size) {
                                        "not written",   ""};
     const char *what =
         f->kind == DP_FAILS_OUTCOME ? dp_subject_outcomes[f->outcome] : kind[f->kind];
-    int n = snprintf(out, size, "%s%s%s%s%s%s%s", f->stage, *f->stage ? ": " : "", f->tensor,
-                     *f->tensor ? " " : "", what, *f->error ? ": " : "", f->error);
-    if (f->rank >= 0 && n > 0 && (size_t)n < size)
-        n += snprintf(out + n, size - (size_t)n, ", rank %d", f->rank);
-    if (f->head >= 0 && n > 0 && (size_t)n < size)
-        snprintf(out + n, size - (size_t)n, ", head %d", f->head);
+    snprintf(out, size, "%s%s%s%s%s%s%s", f->stage, *f->stage ? ": " : "", f->tensor,
+             *f->tensor ? " " : "", what, *f->error ? ": " : "", f->error);
+    if (f->rank >= 0) dp_text_add(out, size, ", rank %d", f->rank);
+    if (f->head >= 0) dp_text_add(out, size, ", head %d", f->head);
 }
 
 static dp_failure_kind kind_of(const dp_judgement *t) {

@@ -422,9 +422,8 @@ static double check_largest(const dp_check_work *w) {
     if (dp_sim_reference(&ref, &here, DP_CHUNK, w->N, NULL, 0, &e)) return 0;
     for (int f = DP_RESULT_O; f <= DP_RESULT_FINAL_STATE; f++) {
         const double *x = *dp_result_at(&ref.out, f);
-        int64_t rows, width;
-        dp_result_shape(w->p, f, &rows, &width);
-        for (int64_t i = 0; x && i < rows * width; i++)
+        const int64_t n = x ? dp_result_count(w->p, f) : 0;
+        for (int64_t i = 0; i < n; i++)
             most = isnan(x[i]) ? INFINITY : fmax(most, fabs(x[i]));
     }
     return most;
@@ -722,17 +721,15 @@ typedef struct {
 } token_edit;
 
 /* Rows that an edited token comes after. */
-static int check_keep_before(const void *ctx, int f, int64_t token, int head, int seq) {
+static int check_keep_before(const void *ctx, int f, int64_t token, DP_UNUSED int head, int seq) {
     const token_edit *x = ctx;
-    (void)head;
     return dp_result_fields[f].kind != DP_OF_HEADS &&
            (seq != x->seq || ((f == DP_RESULT_O || f == DP_RESULT_DQ) && token < x->chunk));
 }
 
 /* Rows that an edited token's gradients do not reach. */
-static int check_keep_behind(const void *ctx, int f, int64_t token, int head, int seq) {
+static int check_keep_behind(const void *ctx, int f, int64_t token, DP_UNUSED int head, int seq) {
     const token_edit *x = ctx;
-    (void)head;
     if (f == DP_RESULT_O || f == DP_RESULT_FINAL_STATE) return 1;
     if (dp_result_fields[f].kind == DP_OF_HEADS) return 0;
     return seq != x->seq ||
@@ -774,10 +771,9 @@ typedef struct {
     int from, to, G;
 } head_edit;
 
-static int keep_others(const void *ctx, int f, int64_t token, int head, int seq) {
+static int keep_others(const void *ctx, int f, DP_UNUSED int64_t token, int head,
+                       DP_UNUSED int seq) {
     const head_edit *x = ctx;
-    (void)token;
-    (void)seq;
     return f == DP_RESULT_DQ || f == DP_RESULT_DK
                ? (head + 1) * x->G <= x->from || head * x->G >= x->to
                : head < x->from || head >= x->to;
@@ -974,15 +970,14 @@ static void proves_nothing(const dp_check_subject *s, const dp_problem *p, int N
         const char *name = dp_result_fields[f].name;
         const int never_zero =
             f == DP_RESULT_O || f == DP_RESULT_DQ || f == DP_RESULT_DK || f == DP_RESULT_DV;
-        int64_t rows, width;
         int head;
         if (!x) continue;
-        dp_result_shape(p, f, &rows, &width);
-        if (never_zero && all_zero(x, rows * width))
+        const int64_t n = dp_result_count(p, f);
+        if (never_zero && all_zero(x, n))
             snprintf(why, size, "%s is zero", name);
         else if (f == DP_RESULT_O && (head = zero_head(p, N, x)) >= 0)
             snprintf(why, size, "o of head %d is zero", head);
-        else if (any_not_finite(x, rows * width))
+        else if (any_not_finite(x, n))
             snprintf(why, size, "%s has entries that are not finite", name);
     }
 }

@@ -30,11 +30,8 @@ static dp_problem packed_of(const dp_problem *p, int backward) {
     return c;
 }
 
-static int not_sums(const void *ctx, int f, int64_t token, int head, int seq) {
-    (void)ctx;
-    (void)token;
-    (void)head;
-    (void)seq;
+static int not_sums(DP_UNUSED const void *ctx, int f, DP_UNUSED int64_t token, DP_UNUSED int head,
+                    DP_UNUSED int seq) {
     return dp_result_fields[f].kind != DP_OF_HEADS;
 }
 
@@ -104,10 +101,9 @@ static dp_result results_of(const dp_problem *p, dp_result *r, int seq) {
     for (int f = 0; f < DP_NRESULTS; f++) {
         const dp_row_kind kind = dp_result_fields[f].kind;
         double **x = dp_result_at(&part, f);
-        int64_t rows, width;
-        dp_result_shape(p, f, &rows, &width);
-        if (*x && kind == DP_OF_TOKENS) *x += rows / p->T * p->cu[seq] * width;
-        if (*x && kind == DP_OF_SEQUENCES) *x += rows / p->Nseq * seq * width;
+        const int64_t n = dp_result_count(p, f);
+        if (*x && kind == DP_OF_TOKENS) *x += n / p->T * p->cu[seq];
+        if (*x && kind == DP_OF_SEQUENCES) *x += n / p->Nseq * seq;
     }
     return part;
 }

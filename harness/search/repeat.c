@@ -44,15 +44,13 @@ static void token_stages(const dp_sim *s, int r, int hv, uint64_t *h, int64_t st
     }
     for (int i = 0; i < DP_NRESULTS; i++) {
         const int heads = dp_result_heads(p, i);
-        int64_t rows, width;
-        dp_result_shape(p, i, &rows, &width);
         const double *x = *dp_result_at((dp_result *)&s->out, i);
         if (!x || dp_result_fields[i].kind != DP_OF_TOKENS) continue;
         const dp_stage by = i == DP_RESULT_O                  ? DP_STAGE_OUTPUT
                             : i == DP_RESULT_DV && !s->values ? DP_STAGE_WY_BWD
                                                               : DP_STAGE_GATE_BWD;
         mix_tokens(&h[by * step], x, a, b, heads, heads == p->H ? q : hv,
-                   rows / p->T / heads * width);
+                   dp_result_count(p, i) / p->T / heads);
     }
 }
 

@@ -29,8 +29,7 @@ static void hit_all(const dp_sim *s) { memset(s->hit, 1, (size_t)s->N * s->p->HV
 static void hit_group(const dp_sim *s, int gi, int hv) { hit(s, s->group[gi].rank, hv); }
 
 /* Every fault begins so before a run. Faults that show between runs keep where they acted. */
-static void begins(dp_sim *s, place *at) {
-    (void)at;
+static void begins(dp_sim *s, DP_UNUSED place *at) {
     if (!s->sharers) s->merge = dp_fault_exchange(s->fault, s->merge);
     s->payload = dp_fault_payload(s->fault, s->payload);
     s->turns = s->fault == DP_FAULT_ORDER_BY_RUN;
@@ -74,8 +73,7 @@ static void own_inputs(dp_sim *s) {
     hit_all(s);
 }
 
-static void norm_keys(dp_sim *s, place *at) {
-    (void)at;
+static void norm_keys(dp_sim *s, DP_UNUSED place *at) {
     if (dp_is_normed(s->p, DP_INPUT_K)) return;
     own_inputs(s);
     const int K = s->p->K;
@@ -88,8 +86,7 @@ static void norm_keys(dp_sim *s, place *at) {
     }
 }
 
-static void zigzag_inputs(dp_sim *s, place *at) {
-    (void)at;
+static void zigzag_inputs(dp_sim *s, DP_UNUSED place *at) {
     const dp_problem *p = s->p;
     if (s->N < 2 || p->T % (2 * s->N)) return;
     own_inputs(s);
@@ -98,23 +95,19 @@ static void zigzag_inputs(dp_sim *s, place *at) {
             permute_tokens(s, dp_input_of(p, i), dp_input_width(p, i), 0, *dp_input_at(&s->own, i));
 }
 
-static void zigzag_results(dp_sim *s, place *at) {
-    (void)at;
+static void zigzag_results(dp_sim *s, DP_UNUSED place *at) {
     if (s->p != &s->own) return;
     for (int i = 0; i < DP_NRESULTS; i++) { /* a row a token returns to its own token */
-        int64_t rows, width;
-        dp_result_shape(s->p, i, &rows, &width);
+        const int64_t n = dp_result_count(s->p, i);
         double **x = dp_result_at(&s->out, i);
-        if (!*x || !rows || dp_result_fields[i].kind != DP_OF_TOKENS) continue;
-        double *y = dp_doubles(rows * width);
-        permute_tokens(s, *x, rows / s->p->T * width, 1, y);
-        free(*x);
-        *x = y;
+        if (!*x || !n || dp_result_fields[i].kind != DP_OF_TOKENS) continue;
+        double *y = dp_doubles(n);
+        permute_tokens(s, *x, n / s->p->T, 1, y);
+        dp_sim_replace(x, y);
     }
 }
 
-static void divide_cu(dp_sim *s, place *at) {
-    (void)at;
+static void divide_cu(dp_sim *s, DP_UNUSED place *at) {
     const dp_problem *p = s->p;
     s->one_by_one = 1;
     if (s->N < 2 || p->Nseq < 2) return;
@@ -148,8 +141,7 @@ static void store_bf16(dp_sim *s, double *x, int64_t n) {
 }
 
 /* erase o k with the mean of erase. */
-static void mean_erase(dp_sim *s, place *at) {
-    (void)at;
+static void mean_erase(dp_sim *s, DP_UNUSED place *at) {
     const dp_problem *p = s->p;
     for (int64_t i = 0; dp_by_gates(p) && i < p->T * p->HV; i++) {
         const double *k = s->k + (i / p->HV * p->H + i % p->HV / dp_G(p)) * p->K;
@@ -163,8 +155,7 @@ static void mean_erase(dp_sim *s, place *at) {
 }
 
 /* lr_a of the state after its decay. */
-static void read_decayed(dp_sim *s, place *at) {
-    (void)at;
+static void read_decayed(dp_sim *s, DP_UNUSED place *at) {
     const dp_problem *p = s->p;
     for (int64_t i = 0; dp_by_rows(p) && i < p->T * p->HV * p->K; i++)
         s->erasing[(i / p->K * 2) * p->K + i % p->K] = -dp_round_arith(s->base, p->lr_a[i]);
@@ -179,8 +170,7 @@ static double undecay(const dp_sim *s, int64_t row, int x) {
 }
 
 /* Keys that read the state before its decay. */
-static void read_undecayed(dp_sim *s, place *at) {
-    (void)at;
+static void read_undecayed(dp_sim *s, DP_UNUSED place *at) {
     const dp_problem *p = s->p;
     const int64_t RK = (int64_t)p->R * p->K;
     if (!dp_has_beta(p)) return;
@@ -194,17 +184,12 @@ static void read_undecayed(dp_sim *s, place *at) {
 
 static int64_t gates(const dp_sim *s) { return s->p->T * s->p->HV * dp_Kg(s->p); }
 
-static void gate_bf16(dp_sim *s, place *at) {
-    (void)at;
-    store_bf16(s, s->g, gates(s));
-}
-static void beta_bf16(dp_sim *s, place *at) {
-    (void)at;
+static void gate_bf16(dp_sim *s, DP_UNUSED place *at) { store_bf16(s, s->g, gates(s)); }
+static void beta_bf16(dp_sim *s, DP_UNUSED place *at) {
     store_bf16(s, s->beta, s->p->T * s->p->HV * dp_rows(s->p));
 }
 
-static void other_decay(dp_sim *s, place *at) {
-    (void)at;
+static void other_decay(dp_sim *s, DP_UNUSED place *at) {
     for (int64_t i = 0; i < gates(s); i++) {
         double *g = &s->g[i];
         if (s->fault == DP_FAULT_EXP2_GATE)
@@ -354,10 +339,7 @@ static void factored(dp_sim *s, place *at) {
     hit_group(s, gi, hv);
 }
 
-static void by_inverse(dp_sim *s, place *at) {
-    (void)at;
-    s->by_inverse = 1;
-}
+static void by_inverse(dp_sim *s, DP_UNUSED place *at) { s->by_inverse = 1; }
 
 static void invert_by_series(dp_sim *s, place *at) {
     const int gi = at->at, hv = at->hv;
@@ -473,8 +455,7 @@ static void sends(dp_sim *s, place *at) {
 }
 
 /* The state that enters a rank, once it is merged. */
-static void other_state(dp_sim *s, int back, int r, int hv) {
-    (void)back;
+static void other_state(dp_sim *s, DP_UNUSED int back, int r, int hv) {
     double *S = s->S_in[r * s->p->HV + hv];
     const int K = s->p->K, V = s->p->V;
     const int64_t KV = (int64_t)K * V;
@@ -591,14 +572,8 @@ static void exchange_again(dp_sim *s, int back) {
         dp_sim_gather(s, back, order_parts);
     s->sent = sent;
 }
-static void wrong_merge_fwd(dp_sim *s, place *at) {
-    (void)at;
-    exchange_again(s, 0);
-}
-static void wrong_merge_bwd(dp_sim *s, place *at) {
-    (void)at;
-    exchange_again(s, 1);
-}
+static void wrong_merge_fwd(dp_sim *s, DP_UNUSED place *at) { exchange_again(s, 0); }
+static void wrong_merge_bwd(dp_sim *s, DP_UNUSED place *at) { exchange_again(s, 1); }
 
 #define DROPPED 0x1p-12 /* what is left of a state that is dropped, at most */
 
@@ -669,8 +644,7 @@ static void other_pass(dp_sim *s, place *at) {
     const dp_format kept = s->fault == DP_FAULT_STATE_FP16 ? DP_FP16 : DP_BF16;
     if (drops && !drop_state(s, gi, hv, at->x)) return;
     if (s->fault == DP_FAULT_STATE_BF16 || s->fault == DP_FAULT_STATE_FP16)
-        for (int64_t i = 0; i < (int64_t)p->K * p->V; i++)
-            at->x[i] = dp_store(kept, at->x[i]);
+        dp_store_all(kept, at->x, (int64_t)p->K * p->V);
     else if (s->fault == DP_FAULT_RESIDUAL_BF16)
         short_residual(dp_sim_chunk(s, gi, hv), at->x);
     else if (s->fault == DP_FAULT_RACE && s->runs % 3 == 2 && gi == s->ngroup - 1 &&
@@ -717,8 +691,7 @@ static void swap_heads(dp_sim *s, place *at) {
 /* ---- backward -------------------------------------------------------------------------------- */
 
 /* States of ranks where they should be S_in are zeros when the backward computes them again. */
-static void lose_states(dp_sim *s, place *at) {
-    (void)at;
+static void lose_states(dp_sim *s, DP_UNUSED place *at) {
     const int64_t KV = (int64_t)s->p->K * s->p->V;
     const int HV = s->p->HV;
 #pragma omp parallel for schedule(dynamic, 1)
@@ -749,8 +722,7 @@ static void other_gate(dp_sim *s, int r, int hv) {
     hit(s, r, hv);
 }
 
-static void gate_of_other(dp_sim *s, place *at) {
-    (void)at;
+static void gate_of_other(dp_sim *s, DP_UNUSED place *at) {
     if (!dp_exchanges[s->merge].pairs) return;
     for (int i = 0; i < s->N * s->p->HV; i++) { /* one by one: they read each other's */
         const int r = i / s->p->HV, hv = i % s->p->HV;
@@ -876,19 +848,12 @@ static void other_grads(dp_sim *s, place *at) {
     hit_group(s, gi, hv);
 }
 
-static double *rounded(const double *x, int64_t n) {
-    double *y = dp_doubles(n);
-    for (int64_t i = 0; i < n; i++)
-        y[i] = dp_bf16d(x[i]);
-    return y;
-}
-
-static void round_norms(dp_sim *s, place *at) {
-    (void)at;
+static void round_norms(dp_sim *s, DP_UNUSED place *at) {
     const dp_problem *p = s->p;
     if (!p->l2norm || dp_by_rows(p) || s->base == DP_BASE_BF16) return;
-    s->norm_q = rounded(s->q, p->T * p->H * p->K);
-    s->norm_k = rounded(s->k, p->T * p->H * dp_rows(p) * p->K);
+    const int64_t nq = p->T * p->H * p->K, nk = nq * dp_rows(p);
+    dp_store_all(DP_BF16, s->norm_q = dp_copy(s->q, nq), nq);
+    dp_store_all(DP_BF16, s->norm_k = dp_copy(s->k, nk), nk);
     hit_all(s);
 }
 
@@ -932,15 +897,11 @@ static void keep_partial(dp_sim *s, place *at) {
         hit_rank(s, r);
 }
 
-static void other_order(dp_sim *s, place *at) {
-    (void)at;
-    hit_all(s);
-}
+static void other_order(dp_sim *s, DP_UNUSED place *at) { hit_all(s); }
 
 /* ---- halos ----------------------------------------------------------------------------------- */
 
-static void first_halo(dp_sim *s, place *at) {
-    (void)at;
+static void first_halo(dp_sim *s, DP_UNUSED place *at) {
     const dp_context *c = s->halos ? s->halos->ctx : NULL;
     for (int r = 2; c && r < s->N; r++) {
         if (s->ctx[1].is_first || s->ctx[r].is_first) continue;
@@ -954,8 +915,7 @@ static void first_halo(dp_sim *s, place *at) {
 }
 
 /* A rank's tokens, one sequence. */
-static void packed_halo(dp_sim *s, place *at) {
-    (void)at;
+static void packed_halo(dp_sim *s, DP_UNUSED place *at) {
     for (int r = 0, k = 0; s->halos && r < s->N; r++) {
         const dp_context *c = &s->halos->ctx[r];
         for (int i = 1; i < c->nlocal; i++)

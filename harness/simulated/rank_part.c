@@ -26,10 +26,8 @@ static void each_of_tokens(const dp_problem *p, dp_result *out, const dp_context
                            dp_rank_list_fn *f, void *arg) {
     for (int i = 0; i < DP_NRESULTS; i++) {
         double *x = *dp_result_at(out, i);
-        int64_t rows, width;
         if (!x || dp_result_fields[i].kind != DP_OF_TOKENS) continue;
-        dp_result_shape(p, i, &rows, &width);
-        const int64_t each = rows / p->T * width;
+        const int64_t each = dp_result_count(p, i) / p->T;
         f(x + c->a * each, c->L * each, arg);
     }
 }
@@ -94,10 +92,7 @@ static void rank_each_list(dp_sim *s, int rank, int backward, dp_rank_list_fn *f
 
 /* ---- as a row -------------------------------------------------------------------------------- */
 
-static void count(double *x, int64_t n, void *arg) {
-    (void)x;
-    *(int64_t *)arg += n;
-}
+static void count(DP_UNUSED double *x, int64_t n, void *arg) { *(int64_t *)arg += n; }
 static void take(double *x, int64_t n, void *arg) {
     double **to = arg;
     memcpy(*to, x, sizeof *x * (size_t)n);

@@ -297,7 +297,7 @@ static void store_products(dp_sim *s, dp_format f) {
 static void activate_writes(dp_sim *s) {
     const dp_problem *p = s->p;
     const dp_base base = s->at[DP_STAGE_GATE];
-    const int64_t rows = p->T * p->HV * dp_rows(p), ne = rows * p->K, nv = rows * p->V;
+    const int64_t rows = p->T * p->HV * dp_rows(p);
     dp_sim_replace(&s->erasing, NULL);
     dp_sim_replace(&s->values, NULL);
     dp_writes_new(p, &s->erasing, &s->values);
@@ -307,10 +307,8 @@ static void activate_writes(dp_sim *s) {
     if (base != DP_BASE_BF16) return;
     const dp_format f = sim_design_at(s, DP_STAGE_GATE).factors;
     store_products(s, f);
-    for (int64_t i = 0; i < ne && !dp_by_rows(p); i++) /* -lr_a exp(-g) is no operand */
-        s->erasing[i] = dp_store(f, s->erasing[i]);
-    for (int64_t i = 0; i < nv; i++)
-        s->values[i] = dp_store(f, s->values[i]);
+    if (!dp_by_rows(p)) dp_store_all(f, s->erasing, rows * p->K); /* -lr_a exp(-g) is no operand */
+    dp_store_all(f, s->values, rows * p->V);
 }
 
 /* Rows over their norms are stored like factors in base bf16, as are those of other recurrences. */
@@ -321,9 +319,8 @@ static void divide_by_norms(dp_sim *s) {
     dp_units_free(&s->units);
     s->units = (base == DP_BASE_FP64 ? dp_units_new : dp_units_new_f32)(s->p);
     for (int i = 0; i < DP_NINPUTS; i++)
-        for (int64_t x = 0; s->units.rstd[i] && base == DP_BASE_BF16 && x < dp_input_count(s->p, i);
-             x++)
-            (*dp_input_at(&s->units.p, i))[x] = dp_store(f, dp_input_of(&s->units.p, i)[x]);
+        if (s->units.rstd[i] && base == DP_BASE_BF16)
+            dp_store_all(f, *dp_input_at(&s->units.p, i), dp_input_count(s->p, i));
 }
 
 /* Zeros for what a stage makes. */
@@ -340,7 +337,7 @@ static void fresh(dp_sim *s, dp_stage stage) {
 /* Activated q, k, gate and beta of all tokens. */
 static void activate(dp_sim *s) {
     const dp_problem *p = s->p;
-    const int64_t nq = p->T * p->H * p->K, nk = nq * dp_rows(p);
+    const int64_t nq = p->T * p->H * p->K;
     const dp_base base = s->at[DP_STAGE_GATE];
     const dp_design design = sim_design_at(s, DP_STAGE_GATE);
     const dp_format f = dp_design_kept(&design);
@@ -351,13 +348,10 @@ static void activate(dp_sim *s) {
     if (s->units.rstd[DP_INPUT_Q])
         memcpy(s->rstd_q, s->units.rstd[DP_INPUT_Q], sizeof(double) * (size_t)(p->T * p->H));
     const int norms_are_stored = base == DP_BASE_BF16 && s->units.p.l2norm;
-    for (int64_t i = 0; base == DP_BASE_BF16 && p->angle && i < nq; i++)
-        s->q[i] = dp_store(f, s->q[i]);
+    if (base == DP_BASE_BF16 && p->angle) dp_store_all(f, s->q, nq);
     if (design.stored_inputs || norms_are_stored) {
-        for (int64_t i = 0; i < nq; i++)
-            s->q[i] = dp_store(f, s->q[i]);
-        for (int64_t i = 0; i < nk; i++)
-            s->k[i] = dp_store(f, s->k[i]);
+        dp_store_all(f, s->q, nq);
+        dp_store_all(f, s->k, nq * dp_rows(p));
     }
     activate_writes(s);
 }
@@ -826,19 +820,11 @@ int64_t dp_sim_numbers_of_sums(const dp_sim *s) {
     return (s->out.dA_log ? HV : 0) + (s->out.ddt_bias ? HV * dp_Kg(s->p) : 0);
 }
 
-static void store_all(const dp_problem *p, int result, dp_format f, double *x) {
-    int64_t rows, width;
-    dp_result_shape(p, result, &rows, &width);
-    for (int64_t i = 0; x && i < rows * width; i++)
-        x[i] = dp_store(f, x[i]);
-}
-
 /* Gradients [n] of the rows of q or k as they reach the norm: a copy, for writes_bwd adds to it. */
 static double *gradient_of_rows(const dp_sim *s, dp_format stored, const double *x, int64_t n) {
     const int between = sim_design_at(s, DP_STAGE_GATE_BWD).stored_inputs && s->p->l2norm;
     double *copy = dp_copy(x, n);
-    for (int64_t i = 0; between && i < n; i++)
-        copy[i] = dp_store(stored, copy[i]);
+    if (between) dp_store_all(stored, copy, n);
     return copy;
 }
 
@@ -876,7 +862,7 @@ static void activations_bwd(dp_sim *s, double *sums) {
     if (dg != s->dg) free(dg);
     for (int i = 0; i < DP_NRESULTS; i++) /* dv without s->values left before */
         if (dp_leaves(i) && dp_result_fields[i].backward && (i != DP_RESULT_DV || s->values))
-            store_all(p, i, leaving.out[i], *dp_result_at(&s->out, i));
+            dp_store_all(leaving.out[i], *dp_result_at(&s->out, i), dp_result_count(p, i));
 }
 
 /* The part of gate_bwd by token. sums [N]: gets dA_log and ddt_bias of each rank's tokens; NULL:
@@ -1254,12 +1240,10 @@ static void take_results(dp_sim *s, int backward) {
     const dp_sim *one = &s->heads->sim;
     const int HV = s->p->HV;
     for (int i = 0; i < DP_NRESULTS; i++) {
-        int64_t rows, width;
         double *to = *dp_result_at(&s->out, i);
-        dp_result_shape(s->p, i, &rows, &width);
         if (to)
             memcpy(to, *dp_result_at((dp_result *)&one->out, i),
-                   sizeof *to * (size_t)(rows * width));
+                   sizeof *to * (size_t)dp_result_count(s->p, i));
     }
     if (backward) dp_sim_replace(&s->dg, dp_copy(one->dg, s->p->T * HV * dp_Kg(s->p)));
     for (int hv = 0; hv < HV; hv++)

@@ -294,8 +294,7 @@ static void begin_element(const way *w, int r, int hv, double *e) {
     memcpy(H_of(w, e), S, sizeof *e * (size_t)KV);
 }
 
-void dp_sim_compose(const way *w, int d, int r, int hv, double *later, double *earlier) {
-    (void)d;
+void dp_sim_compose(const way *w, DP_UNUSED int d, int r, int hv, double *later, double *earlier) {
     const int K = w->s->p->K;
     const int64_t KK = (int64_t)K * K, KV = state_size(w);
     DP_OWN double *S = dp_copy(H_of(w, earlier), KV), *M = dp_doubles(KK);

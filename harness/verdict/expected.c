@@ -388,10 +388,9 @@ static void run_recurrent(dp_drawn_run *x) {
     }
 }
 
-static dp_status run_call(void *who, const dp_problem *call, int states, dp_call_result *out,
-                          dp_err *e) {
+static dp_status run_call(void *who, const dp_problem *call, DP_UNUSED int states,
+                          dp_call_result *out, dp_err *e) {
     const dp_design *design = who;
-    (void)states;
     dp_sim s;
     if (!design->chunk) {
         dp_recurrent_run(call, design, 0, NULL, &out->out);

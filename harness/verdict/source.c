@@ -150,12 +150,10 @@ static dp_source_place source_place_at(const dp_compare_in *in, int64_t row) {
     return (dp_source_place){at.rank, at.head, at.sequence, at.token};
 }
 
-/* Writes "rank 1, head 2" and, where there are several, the sequence; returns the length. */
-static int source_place_text(char *s, size_t n, const dp_problem *p, dp_source_place x) {
-    int k = snprintf(s, n, "rank %d, head %d", x.rank, x.head);
-    if (p->Nseq > 1 && x.sequence >= 0)
-        k += snprintf(s + k, n - (size_t)k, ", sequence %d", x.sequence);
-    return k;
+/* Writes "rank 1, head 2" and, where there are several, the sequence. */
+static void source_place_text(char *s, size_t n, const dp_problem *p, dp_source_place x) {
+    snprintf(s, n, "rank %d, head %d", x.rank, x.head);
+    if (p->Nseq > 1 && x.sequence >= 0) dp_text_add(s, n, ", sequence %d", x.sequence);
 }
 
 /* Are these rows at least two, and a quarter of those looked at? */
@@ -523,7 +521,7 @@ static int source_whose_decays(const dp_wrong_rows *x, int back, int state, int 
     dp_context c, d;
     dp_source_place from = {-1, -1, -1, -1};
     char also[128] = "";
-    int found = 0, n = 0;
+    int found = 0;
     if (dp_context_of(p, in->N, at.rank, &c, NULL)) return 0;
     inputs y = {.p = p, .in = dp_activated_new(p)};
     DP_FREED(factors_free)
@@ -546,8 +544,8 @@ static int source_whose_decays(const dp_wrong_rows *x, int back, int state, int 
                 if (source_equal(X, in->got + x->row[0] * in->width, in->width) &&
                     found++ < limit) {
                     if (found == 1) from = (dp_source_place){r, h, -1, -1};
-                    n += snprintf(also + n, sizeof also - (size_t)n, "%srank %d, head %d",
-                                  found == 1 ? "" : ", or of ", r, h);
+                    dp_text_add(also, sizeof also, "%srank %d, head %d",
+                                found == 1 ? "" : ", or of ", r, h);
                 }
             }
             dp_context_free(&d);
@@ -872,15 +870,13 @@ int dp_lost_state(const dp_problem *p, int field, const dp_row *row, const doubl
     const int found = error > 0 && isfinite(error) && best <= EXPLAINED * error;
     if (found) {
         const dp_attenuation a = dp_attenuation_of(p, &x.in, r.hv, cut, r.last + 1);
-        int n = snprintf(
-            text, size,
-            "lacks the state before token %lld (%lld tokens back), %.2g of the row: "
-            "at most 2^%.1f of a state is left from there, by the largest gate of each "
-            "token (the largest channel sum, which bounds nothing, says 2^%.1f)",
-            (long long)cut, (long long)(r.last - cut),
-            error / fmax(distance(sum, NULL, p->V), 1e-300), shown(a.bound), shown(a.channel));
-        if (drop && n > 0 && (size_t)n < size)
-            snprintf(text + n, size - (size_t)n, "; 2^-%d is claimed", drop);
+        snprintf(text, size,
+                 "lacks the state before token %lld (%lld tokens back), %.2g of the row: "
+                 "at most 2^%.1f of a state is left from there, by the largest gate of each "
+                 "token (the largest channel sum, which bounds nothing, says 2^%.1f)",
+                 (long long)cut, (long long)(r.last - cut),
+                 error / fmax(distance(sum, NULL, p->V), 1e-300), shown(a.bound), shown(a.channel));
+        if (drop) dp_text_add(text, size, "; 2^-%d is claimed", drop);
     }
     dp_activated_free(&x.in);
     free(r.y);

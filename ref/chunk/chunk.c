@@ -16,12 +16,6 @@ double dp_round_store(dp_base b, double x) {
     return b == DP_BASE_BF16 ? (double)dp_bf16((float)x) : dp_round_arith(b, x);
 }
 
-static void store(dp_format f, double *x, int64_t n) {
-    if (f != DP_FP64)
-        for (int64_t i = 0; i < n; i++)
-            x[i] = dp_store(f, x[i]);
-}
-
 /* ---- intra ----------------------------------------------------------------------------------- */
 
 /* The system matrix A = I + B L, unit lower. For keys that read one after another all entries below
@@ -228,8 +222,8 @@ static void wy(dp_chunk *ch) {
     if (ch->AkkB) {
         mul(ch, 0, 0, n, K, n, ch->AkkB, ch->kgam, ch->w);
         mul(ch, 0, 0, n, V, n, ch->AkkB, ch->v, ch->u);
-        store(ch->kept, ch->w, (int64_t)n * K);
-        store(ch->kept, ch->u, (int64_t)n * V);
+        dp_store_all(ch->kept, ch->w, (int64_t)n * K);
+        dp_store_all(ch->kept, ch->u, (int64_t)n * V);
         return;
     }
     for (int i = 0; i < n; i++) {
@@ -244,8 +238,8 @@ static void wy(dp_chunk *ch) {
         DP_OWN double *rw = dp_copy(ch->w, (int64_t)n * K), *ru = dp_copy(ch->u, (int64_t)n * V);
         mul(ch, 0, 0, n, K, n, ch->Akk, rw, ch->w);
         mul(ch, 0, 0, n, V, n, ch->Akk, ru, ch->u);
-        store(ch->kept, ch->w, (int64_t)n * K);
-        store(ch->kept, ch->u, (int64_t)n * V);
+        dp_store_all(ch->kept, ch->w, (int64_t)n * K);
+        dp_store_all(ch->kept, ch->u, (int64_t)n * V);
         return;
     }
     DP_OWN double *A = dp_doubles((int64_t)n * n);
@@ -316,7 +310,7 @@ void dp_chunk_intra(dp_chunk *ch, const dp_chunk_in *in) {
         dp_gated_forward(ch);
     else
         dp_pair_fwd(ch);
-    store(ch->kept, ch->Aqk, (int64_t)ch->c * ch->n);
+    dp_store_all(ch->kept, ch->Aqk, (int64_t)ch->c * ch->n);
 }
 
 void dp_chunk_keep_inverse(dp_chunk *ch) {
@@ -325,8 +319,8 @@ void dp_chunk_keep_inverse(dp_chunk *ch) {
     ch->AkkB = ch->design.fold_beta ? dp_doubles(n * n) : NULL;
     for (int64_t i = 0; ch->AkkB && i < n * n; i++)
         ch->AkkB[i] = dp_round_arith(ch->base, ch->Akk[i] * ch->beta[i % n]);
-    if (ch->AkkB) store(ch->kept, ch->AkkB, n * n);
-    store(ch->kept, ch->Akk, n * n);
+    if (ch->AkkB) dp_store_all(ch->kept, ch->AkkB, n * n);
+    dp_store_all(ch->kept, ch->Akk, n * n);
 }
 
 void dp_chunk_solve(dp_chunk *ch) {
@@ -433,7 +427,7 @@ void dp_chunk_dAv(dp_chunk *ch, const double *dout) {
     const int64_t nV = (int64_t)ch->n * ch->V;
     if (!ch->dv_local) ch->dv_local = dp_doubles(nV);
     mul(ch, 1, 0, ch->n, ch->V, ch->c, ch->Aqk, dout, ch->dv_local);
-    store(ch->kept, ch->dv_local, nV);
+    dp_store_all(ch->kept, ch->dv_local, nV);
 }
 
 void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, double *dv_new) {
@@ -515,12 +509,12 @@ static void sum_dbeta(const dp_chunk *ch, const double *dZ, double *dbeta) {
     add_rows(ch->base, n, K, y, ch->kgam, dbeta);
     mul(ch, 0, 1, n, n, V, ch->dv_new, ch->v, dA);
     memcpy(y, ch->kgam, sizeof *y * (size_t)nK);
-    store(ch->kept, y, nK);
+    dp_store_all(ch->kept, y, nK);
     mul(ch, 0, 1, n, n, K, dw, y, x);
     for (int64_t i = 0; i < nn; i++)
         dA[i] = dp_store(ch->kept, dp_round_arith(ch->base, dA[i] + x[i]) * ch->beta[i % n]);
     mul(ch, 0, 1, n, n, n, dA, ch->Akk, x);
-    store(ch->kept, x, nn);
+    dp_store_all(ch->kept, x, nn);
     mul(ch, 1, 0, n, n, n, ch->Akk, x, back);
     for (int64_t i = 0; i < nn; i++)
         back[i] = -back[i];

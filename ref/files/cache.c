@@ -46,25 +46,33 @@ static const struct {
 
 const char *dp_cache_sources(dp_cache_kind kind) { return kinds[kind].sources; }
 
-static dp_key digest(XXH3_state_t *s) {
+dp_hash *dp_hash_new(void) {
+    dp_hash *h = XXH3_createState();
+    if (!h) abort();
+    XXH3_128bits_reset(h);
+    return h;
+}
+
+void dp_hash_add(dp_hash *h, const void *x, size_t n) { XXH3_128bits_update(h, x, n); }
+
+dp_key dp_hash_end(dp_hash *h) {
     XXH128_canonical_t c;
     dp_key k;
-    XXH128_canonicalFromHash(&c, XXH3_128bits_digest(s));
-    XXH3_freeState(s);
+    XXH128_canonicalFromHash(&c, XXH3_128bits_digest(h));
+    XXH3_freeState(h);
     memcpy(k.byte, c.digest, sizeof k.byte);
     return k;
 }
 
-static XXH3_state_t *new_state(void) {
-    XXH3_state_t *s = XXH3_createState();
-    XXH3_128bits_reset(s);
-    return s;
+void dp_key_hex(dp_key key, char hex[33]) {
+    for (int i = 0; i < 16; i++)
+        snprintf(hex + 2 * i, 3, "%02x", key.byte[i]);
 }
 
-static void hash_doubles(XXH3_state_t *s, const double *x, int64_t n) {
+static void hash_doubles(dp_hash *s, const double *x, int64_t n) {
     const uint64_t present = x ? (uint64_t)n + 1 : 0;
-    XXH3_128bits_update(s, &present, sizeof present);
-    if (x) XXH3_128bits_update(s, x, sizeof *x * (size_t)n);
+    dp_hash_add(s, &present, sizeof present);
+    if (x) dp_hash_add(s, x, sizeof *x * (size_t)n);
 }
 
 dp_key dp_problem_key(const dp_problem *p, const void *more, size_t size) {
@@ -72,21 +80,21 @@ dp_key dp_problem_key(const dp_problem *p, const void *more, size_t size) {
                             p->R,     p->Nseq, p->gate, p->beta_form, p->l2norm, (int64_t)size};
     const double reals[] = {p->scale, p->gate == DP_GATE_LOWER_BOUND ? p->lower_bound : 0,
                             DP_L2_EPS};
-    XXH3_state_t *s = new_state();
-    XXH3_128bits_update(s, ints, sizeof ints);
-    XXH3_128bits_update(s, reals, sizeof reals);
-    XXH3_128bits_update(s, p->cu, sizeof *p->cu * (size_t)(p->Nseq + 1));
-    XXH3_128bits_update(s, more, size);
+    dp_hash *s = dp_hash_new();
+    dp_hash_add(s, ints, sizeof ints);
+    dp_hash_add(s, reals, sizeof reals);
+    dp_hash_add(s, p->cu, sizeof *p->cu * (size_t)(p->Nseq + 1));
+    dp_hash_add(s, more, size);
     if (p->input_error) hash_doubles(s, &p->input_error, 1);
     if (p->model == DP_USER) {
         const int64_t turn[] = {dp_Kg(p), dp_in_turn(p), dp_pairs(p), dp_lag(p)};
-        XXH3_128bits_update(s, dp_recurrence_of(p), sizeof(dp_recurrence));
-        XXH3_128bits_update(s, turn, sizeof turn);
+        dp_hash_add(s, dp_recurrence_of(p), sizeof(dp_recurrence));
+        dp_hash_add(s, turn, sizeof turn);
     }
-    if (p->own.kind) XXH3_128bits_update(s, &p->own, sizeof p->own);
+    if (p->own.kind) dp_hash_add(s, &p->own, sizeof p->own);
     for (int i = 0; i < DP_NINPUTS; i++)
         if (dp_input_belongs(p, i)) hash_doubles(s, dp_input_of(p, i), dp_input_count(p, i));
-    return digest(s);
+    return dp_hash_end(s);
 }
 
 typedef struct {
@@ -95,10 +103,8 @@ typedef struct {
 
 static entry entry_of(const char *dir, dp_cache_kind kind, dp_key key) {
     entry e;
-    for (int i = 0; i < 16; i++)
-        snprintf(e.hex + 2 * i, 3, "%02x", key.byte[i]);
-    if (asprintf(&e.path, "%s/%s.%.16s.%s", dir, e.hex, kinds[kind].sources, kinds[kind].name) < 0)
-        abort();
+    dp_key_hex(key, e.hex);
+    e.path = dp_text_new("%s/%s.%.16s.%s", dir, e.hex, kinds[kind].sources, kinds[kind].name);
     return e;
 }
 
@@ -110,14 +116,14 @@ static const char *load(FILE *f, const header *want, const dp_part *part, int n,
         memcmp(&h->key, &want->key, sizeof h->key))
         return "header of another entry";
     if (memcmp(h->sources, want->sources, sizeof h->sources)) return "made by another arithmetic";
-    XXH3_state_t *s = new_state();
-    XXH3_128bits_update(s, h, sizeof *h);
+    dp_hash *s = dp_hash_new();
+    dp_hash_add(s, h, sizeof *h);
     int bad = 0;
     for (int i = 0; i < n && !bad; i++) {
         bad = part[i].size && fread(part[i].at, part[i].size, 1, f) != 1;
-        if (!bad) XXH3_128bits_update(s, part[i].at, part[i].size);
+        if (!bad) dp_hash_add(s, part[i].at, part[i].size);
     }
-    const dp_key sum = digest(s);
+    const dp_key sum = dp_hash_end(s);
     if (bad || fread(&got, sizeof got, 1, f) != 1) return "truncated";
     if (fgetc(f) != EOF) return "longer than its content";
     return memcmp(&got, &sum, sizeof sum) ? "checksum does not match" : NULL;
@@ -159,14 +165,14 @@ int dp_cache_load(const char *dir, dp_cache_kind kind, dp_key key, const dp_part
 }
 
 static int write_entry(FILE *f, const header *h, const dp_part *part, int n) {
-    XXH3_state_t *s = new_state();
-    XXH3_128bits_update(s, h, sizeof *h);
+    dp_hash *s = dp_hash_new();
+    dp_hash_add(s, h, sizeof *h);
     int bad = fwrite(h, sizeof *h, 1, f) != 1;
     for (int i = 0; i < n && !bad; i++) {
-        XXH3_128bits_update(s, part[i].at, part[i].size);
+        dp_hash_add(s, part[i].at, part[i].size);
         bad = part[i].size && fwrite(part[i].at, part[i].size, 1, f) != 1;
     }
-    const dp_key sum = digest(s);
+    const dp_key sum = dp_hash_end(s);
     return bad || fwrite(&sum, sizeof sum, 1, f) != 1;
 }
 
@@ -211,11 +217,10 @@ static void remove_others(const char *dir, const entry *own, dp_cache_kind kind)
     pthread_mutex_lock(&others.lock);
     if (!others.dir || strcmp(others.dir, dir)) list_others(dir);
     for (int i = 0; i < others.n; i++) {
-        char *name = others.name[i], *path;
+        char *name = others.name[i];
         if (strncmp(name, own->hex, 32) || strcmp(strrchr(name, '.') + 1, ending)) continue;
-        if (asprintf(&path, "%s/%s", dir, name) < 0) abort();
+        DP_OWN char *path = dp_text_new("%s/%s", dir, name);
         unlink(path);
-        free(path);
         free(name);
         others.name[i--] = others.name[--others.n];
     }

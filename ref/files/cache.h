@@ -34,7 +34,14 @@ typedef struct {
     size_t size;
 } dp_part;
 
-/* XXH3-128 of everything a result of p can follow from (shapes, forms, every tensor) and of `more`.
+/* XXH3-128, in pieces; dp_hash_end frees it. */
+typedef struct XXH3_state_s dp_hash;
+dp_hash *dp_hash_new(void);
+void dp_hash_add(dp_hash *h, const void *x, size_t n);
+dp_key dp_hash_end(dp_hash *h);
+void dp_key_hex(dp_key key, char hex[33]);
+
+/* That of everything a result of p can follow from (shapes, forms, every tensor) and of `more`.
  */
 dp_key dp_problem_key(const dp_problem *p, const void *more, size_t size);
 

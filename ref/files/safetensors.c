@@ -411,6 +411,12 @@ dp_status dp_safetensors_write(const char *path, const dp_tensorfile *f, dp_err 
 
 /* ---- the container --------------------------------------------------------------------------- */
 
+void dp_tensorfile_drop(dp_tensorfile *f, int i) {
+    free(f->tensor[i].name);
+    free(f->tensor[i].data);
+    f->tensor[i] = f->tensor[--f->ntensor];
+}
+
 void dp_tensorfile_free(dp_tensorfile *f) {
     for (int i = 0; i < f->ntensor; i++) {
         free(f->tensor[i].name);

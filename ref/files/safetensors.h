@@ -47,5 +47,7 @@ void dp_tensorfile_add(dp_tensorfile *f, const char *name, const char *dtype, in
 /* The same in a format of ours: fp32 that of everything but bf16 and fp64. */
 void dp_tensorfile_add_format(dp_tensorfile *f, const char *name, dp_format format, int ndim,
                               const int64_t *shape, const double *data);
+/* Frees tensor i, whose place the last one takes. */
+void dp_tensorfile_drop(dp_tensorfile *f, int i);
 /* Appends a pair of metadata; both are copied. */
 void dp_tensorfile_add_meta(dp_tensorfile *f, const char *key, const char *value);

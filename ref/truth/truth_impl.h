@@ -164,8 +164,8 @@ static inline int tr_write_of(const tr_run *r, int64_t j) {
     return r->rows.write[r->p->R > 1 ? 0 : j];
 }
 /* [T][R][K] of entry e; [T][R] bounds of it. */
-static inline mp_array tr_entry_rows(const tr_run *r, const tr_qk *qk, const tr_head *a, int e) {
-    (void)r;
+static inline mp_array tr_entry_rows(DP_UNUSED const tr_run *r, const tr_qk *qk, const tr_head *a,
+                                     int e) {
     return a->entry[e].mem ? a->entry[e] : qk->k;
 }
 static inline const ld *tr_entry_norms(const tr_qk *qk, const tr_head *a, int e) {

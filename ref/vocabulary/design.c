@@ -242,15 +242,15 @@ static void known_words(char *out, size_t size) {
     static const char *const value[] = {
         [A_NUMBER] = "N",   [A_FORMAT] = "F", [A_STATE] = "F",    [ALL_THAT_LEAVES] = "F",
         [AN_OPERAND] = "F", [A_DROP] = "E",   [A_LENGTHS] = "N:N"};
-    size_t n = (size_t)snprintf(out, size, RECURRENT);
+    snprintf(out, size, RECURRENT);
     for (int i = 0; i < NSETTINGS; i++) {
         const setting *s = &SETTINGS[i];
-        n += (size_t)snprintf(out + n, size - n, " %s=%s", s->key,
-                              s->kind == A_CHOICE ? s->choice[0] : value[s->kind]);
+        dp_text_add(out, size, " %s=%s", s->key,
+                    s->kind == A_CHOICE ? s->choice[0] : value[s->kind]);
         for (int c = 1; c < s->nchoice; c++)
-            n += (size_t)snprintf(out + n, size - n, "|%s", s->choice[c]);
+            dp_text_add(out, size, "|%s", s->choice[c]);
     }
-    snprintf(out + n, size - n, " TENSOR=F " UNDECLARED);
+    dp_text_add(out, size, " TENSOR=F " UNDECLARED);
 }
 
 /* One tensor's format. -1: it is no tensor that leaves. */
@@ -293,10 +293,9 @@ static dp_status set_word(dp_design *d, char *word, dp_err *e) {
 }
 
 static void lengths_word(int sum, const char *key, char *out, size_t size) {
-    size_t n = (size_t)snprintf(out, size, "%s", key);
+    snprintf(out, size, "%s", key);
     for (int length = 8, any = 0; length <= DP_CHUNK_MOST; length *= 2)
-        if (sum & length)
-            n += (size_t)snprintf(out + n, size - n, "%c%d", any++ ? ':' : '=', length);
+        if (sum & length) dp_text_add(out, size, "%c%d", any++ ? ':' : '=', length);
 }
 
 static void word_of(const dp_design *d, const setting *s, char *out, size_t size) {
@@ -313,8 +312,7 @@ static void word_of(const dp_design *d, const setting *s, char *out, size_t size
 
 void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]) {
     dp_design plain = dp_design_of(d->base);
-    size_t n = d->undeclared ? (size_t)snprintf(text, DP_DESIGN_TEXT, UNDECLARED) : 0;
-    text[n] = 0;
+    strcpy(text, d->undeclared ? UNDECLARED : "");
     for (int i = 0; i < NSETTINGS; i++) {
         const setting *s = &SETTINGS[i];
         char word[32];
@@ -324,12 +322,12 @@ void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]) {
             snprintf(word, sizeof word, RECURRENT);
         else
             word_of(d, s, word, sizeof word);
-        n += (size_t)snprintf(text + n, DP_DESIGN_TEXT - n, "%s%s", n ? "," : "", word);
+        dp_text_add(text, DP_DESIGN_TEXT, "%s%s", *text ? "," : "", word);
     }
     for (int i = 0; i < DP_NRESULTS && !leaves_alike(d); i++)
         if (dp_leaves(i) && d->out[i] != plain.out[i])
-            n += (size_t)snprintf(text + n, DP_DESIGN_TEXT - n, "%s%s=%s", n ? "," : "",
-                                  dp_result_fields[i].name, dp_formats[d->out[i]].name);
+            dp_text_add(text, DP_DESIGN_TEXT, "%s%s=%s", *text ? "," : "", dp_result_fields[i].name,
+                        dp_formats[d->out[i]].name);
 }
 
 /* Are factors and out all that it says? */
@@ -402,4 +400,9 @@ double dp_store(dp_format f, double x) {
     if (f == DP_TF32) return dp_tf32_core((float)x);
     if (f == DP_TF32RZ) return dp_tf32rz_core((float)x);
     return dp_fp32(x);
+}
+
+void dp_store_all(dp_format f, double *x, int64_t n) {
+    for (int64_t i = 0; x && f != DP_FP64 && i < n; i++)
+        x[i] = dp_store(f, x[i]);
 }

@@ -158,3 +158,4 @@ dp_format dp_design_kept(const dp_design *d);
 
 /* A number in a format that designs may name, rounded once. */
 double dp_store(dp_format f, double x);
+void dp_store_all(dp_format f, double *x, int64_t n); /* x NULL: nothing */

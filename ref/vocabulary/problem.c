@@ -57,6 +57,23 @@ char *dp_strdup(const char *s) {
     return memcpy(dp_alloc(n, 1), s, n);
 }
 
+char *dp_text_new(const char *fmt, ...) {
+    char *text;
+    va_list ap;
+    va_start(ap, fmt);
+    if (vasprintf(&text, fmt, ap) < 0) abort();
+    va_end(ap);
+    return text;
+}
+
+void dp_text_add(char *to, size_t size, const char *fmt, ...) {
+    const size_t n = strnlen(to, size);
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(to + n, size - n, fmt, ap);
+    va_end(ap);
+}
+
 void *dp_realloc(void *x, size_t bytes) { return or_die(realloc(x, bytes), bytes, 1); }
 
 void *dp_calloc(size_t n, size_t size) {

@@ -59,11 +59,11 @@ typedef struct {
 dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* A parameter that a function has for its type alone. */
+#define DP_UNUSED __attribute__((unused))
+
 /* Around a call that cannot fail where it stands. */
-static inline void dp_must(dp_status st) {
-    assert(!st);
-    (void)st;
-}
+static inline void dp_must(DP_UNUSED dp_status st) { assert(!st); }
 
 /* Silences a false report of gcc -fanalyzer in the rest of a file; the reason stands beside it. */
 #if defined __GNUC__ && __GNUC__ >= 12 && !defined __clang__ && !defined __cplusplus
@@ -89,9 +89,13 @@ static inline void dp_free_at(const void *pointer) {
 /* calloc that never returns NULL for n = 0 and ends the program with a message and exit status 2
  * when memory is out. */
 void *dp_calloc(size_t n, size_t size);
-int64_t dp_memory_bytes(void);               /* of this machine */
-void *dp_alloc(size_t n, size_t size);       /* the same, holding anything */
-char *dp_strdup(const char *s);              /* likewise */
+int64_t dp_memory_bytes(void);          /* of this machine */
+void *dp_alloc(size_t n, size_t size);  /* the same, holding anything */
+char *dp_strdup(const char *s);         /* likewise */
+char *dp_text_new(const char *fmt, ...) /* likewise, as printf */
+    __attribute__((format(printf, 1, 2)));
+/* Adds to the text that stands in to [size], cut to fit. */
+void dp_text_add(char *to, size_t size, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void *dp_realloc(void *x, size_t bytes);     /* likewise */
 double *dp_doubles(int64_t n);               /* n zeros */
 double *dp_copy(const double *x, int64_t n); /* NULL for NULL */

@@ -89,14 +89,12 @@ static const struct {
 };
 
 static void known_names(const dp_user_recurrence *y, char *out, size_t size) {
-    size_t n = 0;
     *out = 0;
     for (int i = 0; i < DP_NINPUTS; i++)
-        for (int f = 0; f < (i == DP_INPUT_G ? DP_NFACTORS : 1) && n < size; f++)
+        for (int f = 0; f < (i == DP_INPUT_G ? DP_NFACTORS : 1); f++)
             if (*y->input[i] && i != DP_INPUT_Q && i != DP_INPUT_ANGLE)
-                n += (size_t)snprintf(out + n, size - n, " %s%s%s",
-                                      i == DP_INPUT_G ? FACTORS[f].begin : "", y->input[i],
-                                      i == DP_INPUT_G ? FACTORS[f].end : "");
+                dp_text_add(out, size, " %s%s%s", i == DP_INPUT_G ? FACTORS[f].begin : "",
+                            y->input[i], i == DP_INPUT_G ? FACTORS[f].end : "");
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
@@ -201,10 +199,8 @@ static dp_status parse_row(reader *r) {
 /* Two words of which one must stand; *second: the other does. */
 static dp_status choose(const reader *r, int from, const char *a, const char *b, int *second) {
     char said[WORD_MOST] = "";
-    for (int i = from; i < r->n; i++) {
-        const size_t n = strlen(said);
-        snprintf(said + n, sizeof said - n, "%s%s", n ? " " : "", r->word[i]);
-    }
+    for (int i = from; i < r->n; i++)
+        dp_text_add(said, sizeof said, "%s%s", *said ? " " : "", r->word[i]);
     *second = !strcmp(said, b);
     return *second || !strcmp(said, a) ? DP_OK : refuse(r, said, "must be %s or %s", a, b);
 }

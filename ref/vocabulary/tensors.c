@@ -31,10 +31,9 @@ dp_dims dp_problem_dims(const dp_problem *p) {
 }
 
 void dp_axes_text(const dp_axis axis[DP_MAX_AXES], char *out, size_t size) {
-    size_t at = 0;
-    if (size) *out = 0;
-    for (int i = 0; i < DP_MAX_AXES && axis[i] && at < size; i++)
-        at += (size_t)snprintf(out + at, size - at, "%s%s", i ? "," : "", AXES[axis[i]]);
+    *out = 0;
+    for (int i = 0; i < DP_MAX_AXES && axis[i]; i++)
+        dp_text_add(out, size, "%s%s", i ? "," : "", AXES[axis[i]]);
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */
@@ -205,6 +204,12 @@ void dp_result_shape(const dp_problem *p, int field, int64_t *rows, int64_t *wid
         *(i < row_axes ? rows : width) *= shape[i];
 }
 
+int64_t dp_result_count(const dp_problem *p, int field) {
+    int64_t rows, width;
+    dp_result_shape(p, field, &rows, &width);
+    return rows * width;
+}
+
 int dp_gradient_of(int input) {
     for (int i = 0; i < DP_NRESULTS; i++)
         if (dp_result_fields[i].role == DP_ROLE_GRADIENT && (int)dp_result_fields[i].of == input)
@@ -232,13 +237,11 @@ int dp_qkv_width(const dp_problem *p, int i) { return i == DP_QKV_V ? p->V : p->
 void dp_result_alloc(dp_result *r, const dp_problem *p, int backward) {
     *r = (dp_result){.memory = p->memory};
     for (int i = 0; i < DP_NRESULTS; i++) {
-        int64_t rows, width;
-        dp_result_shape(p, i, &rows, &width);
-        if (!rows || (dp_result_fields[i].backward && !backward)) continue;
-        double *x = *dp_result_at(r, i) =
-            p->memory ? p->memory->make(rows * width, NAN) : dp_doubles(rows * width);
-#pragma omp parallel for if (rows * width > 1 << 22)
-        for (int64_t j = 0; j < (p->memory ? 0 : rows * width); j++)
+        const int64_t n = dp_result_count(p, i);
+        if (!dp_result_exists(p, i) || (dp_result_fields[i].backward && !backward)) continue;
+        double *x = *dp_result_at(r, i) = p->memory ? p->memory->make(n, NAN) : dp_doubles(n);
+#pragma omp parallel for if (n > 1 << 22)
+        for (int64_t j = 0; j < (p->memory ? 0 : n); j++)
             x[j] = NAN;
     }
 }

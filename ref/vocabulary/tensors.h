@@ -167,6 +167,7 @@ int dp_result_axes(const dp_problem *p, int field, int64_t shape[DP_MAX_AXES]);
 /* rows: of the kind above, width: entries per row (the last axis; K*V for states). rows = 0: does
  * not exist here. */
 void dp_result_shape(const dp_problem *p, int field, int64_t *rows, int64_t *width);
+int64_t dp_result_count(const dp_problem *p, int field); /* rows times width */
 /* Heads of its rows: H for gradients of query/key heads, else HV. */
 int dp_result_heads(const dp_problem *p, int field);
 /* Rows that one token has for one head: R where each key has a row of its own, else 1. */

@@ -3,11 +3,21 @@
 #include "harness/base/home.h"
 #include "ref/files/input.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 char *dp_strdup(const char *s) { return strdup(s); }
+
+char *dp_text_new(const char *fmt, ...) {
+    char text[4096];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    return strdup(text);
+}
 
 void *dp_calloc(size_t n, size_t size) { return calloc(n, size); }
 
