@@ -25,7 +25,7 @@ enum {
     DP_SHRINK_COL,
     DP_SHRINK_DIM,
     DP_SHRINK_TAP,
-    DP_SHRINK_NAXES,
+    DP_SHRINK_PAIR,
     DP_SHRINK_RANK,
     DP_SHRINK_LOCAL,
     DP_SHRINK_NONE = -1
@@ -40,14 +40,31 @@ typedef struct {
 
 /* ---- the inputs of a case as a table of tensors over named axes ------------------------------ */
 
+/* Its length is that of an axis of the case; a plain one is a setting of its own. */
+static const struct {
+    const char *name;
+    dp_axis axis;
+    size_t setting; /* an int of dp_case; 0: none */
+} AXES[] = {[DP_SHRINK_TOK] = {"chunks", DP_AXIS_T, 0},
+            [DP_SHRINK_SEQ] = {"sequences", DP_AXIS_NSEQ, 0},
+            [DP_SHRINK_HEAD] = {"key heads", DP_AXIS_H, 0},
+            [DP_SHRINK_GROUP] = {"value heads a key head", DP_AXIS_NONE, 0},
+            [DP_SHRINK_KEY] = {"keys a token", DP_AXIS_R, offsetof(dp_case, p.R)},
+            [DP_SHRINK_CHAN] = {"K", DP_AXIS_K, offsetof(dp_case, p.K)},
+            [DP_SHRINK_COL] = {"V", DP_AXIS_V, offsetof(dp_case, p.V)},
+            [DP_SHRINK_DIM] = {"D", DP_AXIS_D, offsetof(dp_case, conv.D)},
+            [DP_SHRINK_TAP] = {"W", DP_AXIS_W, offsetof(dp_case, conv.W)},
+            [DP_SHRINK_PAIR] = {"pairs of channels", DP_AXIS_P, 0}, /* as K and the rows say */
+            [DP_SHRINK_RANK] = {"ranks", DP_AXIS_NONE, 0},
+            [DP_SHRINK_LOCAL] = {"tokens a rank", DP_AXIS_NONE, 0}};
+
 /* The axes here of one of the table: value heads are those of the groups. */
 static void add_axis(dp_shrink_tensor *t, dp_axis axis, int one_gate) {
-    static const int of[DP_NAXES] = {
-        [DP_AXIS_T] = DP_SHRINK_TOK,   [DP_AXIS_NSEQ] = DP_SHRINK_SEQ, [DP_AXIS_H] = DP_SHRINK_HEAD,
-        [DP_AXIS_HV] = DP_SHRINK_HEAD, [DP_AXIS_R] = DP_SHRINK_KEY,    [DP_AXIS_K] = DP_SHRINK_CHAN,
-        [DP_AXIS_V] = DP_SHRINK_COL,   [DP_AXIS_KG] = DP_SHRINK_CHAN,  [DP_AXIS_D] = DP_SHRINK_DIM,
-        [DP_AXIS_W] = DP_SHRINK_TAP};
-    t->ax[t->nax++] = axis == DP_AXIS_KG && one_gate ? DP_SHRINK_NONE : of[axis];
+    const dp_axis as = axis == DP_AXIS_HV ? DP_AXIS_H : axis == DP_AXIS_KG ? DP_AXIS_K : axis;
+    int ax = DP_SHRINK_TOK;
+    while (AXES[ax].axis != as)
+        ax++;
+    t->ax[t->nax++] = axis == DP_AXIS_KG && one_gate ? DP_SHRINK_NONE : ax;
     if (axis == DP_AXIS_HV) t->ax[t->nax++] = DP_SHRINK_GROUP;
 }
 
@@ -71,17 +88,11 @@ static int64_t shrink_length(const dp_case *c, int ax) {
     int64_t n = 1;
     switch (ax) {
     case DP_SHRINK_TOK: return d.of[ranks ? DP_AXIS_T : DP_AXIS_CHUNKS];
-    case DP_SHRINK_SEQ: n = d.of[DP_AXIS_NSEQ]; break;
-    case DP_SHRINK_HEAD: n = H; break;
     case DP_SHRINK_GROUP: n = H ? d.of[DP_AXIS_HV] / H : 1; break;
-    case DP_SHRINK_KEY: n = d.of[DP_AXIS_R]; break;
-    case DP_SHRINK_CHAN: n = d.of[DP_AXIS_K]; break;
-    case DP_SHRINK_COL: n = d.of[DP_AXIS_V]; break;
-    case DP_SHRINK_DIM: n = d.of[DP_AXIS_D]; break;
-    case DP_SHRINK_TAP: n = d.of[DP_AXIS_W]; break;
     case DP_SHRINK_RANK: n = ranks ? c->ranks[0] : 1; break;
     case DP_SHRINK_LOCAL: n = ranks ? d.of[DP_AXIS_T] / c->ranks[0] : 1; break;
-    default: break;
+    case DP_SHRINK_NONE: break;
+    default: n = d.of[AXES[ax].axis];
     }
     return n ? n : 1;
 }
@@ -163,12 +174,7 @@ static void set_length(dp_case *c, int ax, int64_t n) {
         c->p.H = (int)n;
         break;
     case DP_SHRINK_GROUP: c->p.HV = (int)(c->p.H * n); break;
-    case DP_SHRINK_KEY: c->p.R = (int)n; break;
-    case DP_SHRINK_CHAN: c->p.K = (int)n; break;
-    case DP_SHRINK_COL: c->p.V = (int)n; break;
-    case DP_SHRINK_DIM: c->conv.D = (int)n; break;
-    case DP_SHRINK_TAP: c->conv.W = (int)n; break;
-    default: assert(0);
+    default: assert(AXES[ax].setting); *(int *)((char *)c + AXES[ax].setting) = (int)n;
     }
 }
 
@@ -257,19 +263,25 @@ static double most_frequent(const dp_case *c, const dp_shrink_tensor *t, int64_t
     return best;
 }
 
+/* Its axes in a file; keyed: with one of keys, however few they are. Returns their number. */
+static int shape_of(const dp_case *c, const dp_shrink_tensor *t, int keyed, int64_t *shape) {
+    int n = 0;
+    for (int i = 0; i < t->nax; i++) {
+        const int64_t len = shrink_length(c, t->ax[i]);
+        if (t->ax[i] == DP_SHRINK_GROUP)
+            shape[n - 1] *= len;
+        else if (keyed || t->ax[i] != DP_SHRINK_KEY || len > 1)
+            shape[n++] = len;
+    }
+    return n;
+}
+
 /* The most frequent value for all of a tensor, then every number that differs. */
 static void print_override(FILE *f, const dp_case *c, const dp_shrink_tensor *t, int *any) {
     const double *x = *t->x;
     const int64_t n = shrink_count(c, t);
     int64_t shape[DP_SHRINK_MAX_AXES] = {0}, others;
-    int nd = 0;
-    for (int i = 0; i < t->nax; i++) {
-        const int64_t len = shrink_length(c, t->ax[i]);
-        if (t->ax[i] == DP_SHRINK_GROUP)
-            shape[nd - 1] *= len;
-        else
-            shape[nd++] = len;
-    }
+    const int nd = shape_of(c, t, 1, shape);
     const double best = most_frequent(c, t, &others);
     fprintf(f, "%s%s[", (*any)++ ? ", " : "", t->field->name);
     for (int d = 0; d < nd; d++)
@@ -295,15 +307,8 @@ static dp_status write_tensors(dp_case *c, const char *path, dp_err *e) {
     const int n = shrink_tensors(c, t);
     DP_FREED(dp_tensorfile_free) dp_tensorfile f = {0};
     for (int i = 0; i < n; i++) {
-        int64_t shape[DP_SHRINK_MAX_AXES] = {0}, len;
-        int nd = 0;
-        for (int d = 0; d < t[i].nax; d++) {
-            len = shrink_length(c, t[i].ax[d]);
-            if (t[i].ax[d] == DP_SHRINK_GROUP)
-                shape[nd - 1] *= len;
-            else if (t[i].ax[d] != DP_SHRINK_KEY || len > 1)
-                shape[nd++] = len; /* one key a token: no axis for it in a file */
-        }
+        int64_t shape[DP_SHRINK_MAX_AXES] = {0};
+        const int nd = shape_of(c, &t[i], 0, shape);
         if (*t[i].x)
             dp_tensorfile_add_format(&f, t[i].field->name,
                                      dp_case_input_format(t[i].field, c->input_dtype), nd, shape,
@@ -364,13 +369,12 @@ dp_status dp_case_write(const dp_case *c, const char *reason, const char *source
     const int n = shrink_tensors((dp_case *)c, t), in_text = shrink_fits_text(c);
     const size_t len = strlen(path);
     dp_output out;
-    char *data;
     if (len < 6 || strcmp(path + len - 5, ".case"))
         return dp_fail(e, DP_EINPUT, "%s: the name of a case file ends in .case", path);
     if (strstr(path, " #"))
         return dp_fail(e, DP_EINPUT, "%s: ' #' would begin a comment where the case names its data",
                        path);
-    if (asprintf(&data, "%.*s.safetensors", (int)(len - 5), path) < 0) abort();
+    DP_OWN char *data = dp_text_new("%.*s.safetensors", (int)(len - 5), path);
     dp_status st = dp_output_open(&out, path, e);
     if (!st) {
         fprintf(out.f, "reason = %s\nsource = %s\nop = %s\nbits = %d\n", reason, source,
@@ -387,7 +391,6 @@ dp_status dp_case_write(const dp_case *c, const char *reason, const char *source
         const dp_status closed = dp_output_close(&out, st != DP_OK, e);
         if (!st) st = closed;
     }
-    free(data);
     return st;
 }
 
@@ -692,22 +695,11 @@ static dp_status write_laws(const char *laws, const char *reason, const char *so
 
 /* ---- its shape ------------------------------------------------------------------------------- */
 
-static const char *const AXIS_NAMES[] = {[DP_SHRINK_TOK] = "chunks",
-                                         [DP_SHRINK_SEQ] = "sequences",
-                                         [DP_SHRINK_HEAD] = "key heads",
-                                         [DP_SHRINK_GROUP] = "value heads a key head",
-                                         [DP_SHRINK_KEY] = "keys a token",
-                                         [DP_SHRINK_CHAN] = "K",
-                                         [DP_SHRINK_COL] = "V",
-                                         [DP_SHRINK_DIM] = "D",
-                                         [DP_SHRINK_TAP] = "W",
-                                         [DP_SHRINK_RANK] = "ranks",
-                                         [DP_SHRINK_LOCAL] = "tokens a rank"};
-
-static int dp_shrink_axis(work *w, int ax) {
+static int shrink_axis(work *w, int ax) {
     const int64_t before = shrink_length(w->c, ax),
                   least = w->c->op->has_factors && ax == DP_SHRINK_TOK ? 2 : 1;
     const int blind = w->c->op->has_factors; /* indices of what is drawn are all alike */
+    if (ax == DP_SHRINK_CHAN && w->c->p.angle) return 0; /* its pairs of channels go together */
     for (int64_t size = before / 2; size >= 1 && !spent(w); size /= 2)
         for (int64_t at = 0; at < shrink_length(w->c, ax) && !spent(w);) {
             const int64_t n = shrink_length(w->c, ax), len = size < n - at ? size : n - at;
@@ -721,7 +713,7 @@ static int dp_shrink_axis(work *w, int ax) {
         }
     const int64_t now = shrink_length(w->c, ax);
     if (now < before)
-        report(w, "%s %lld -> %lld", AXIS_NAMES[ax], (long long)before, (long long)now);
+        report(w, "%s %lld -> %lld", AXES[ax].name, (long long)before, (long long)now);
     return now < before;
 }
 
@@ -762,11 +754,11 @@ static int shrink_shape(work *w) {
                                 DP_SHRINK_DIM,  DP_SHRINK_TAP};
     int changed = optional_parts(w);
     if (!w->c->op->has_ranks) {
-        changed |= dp_shrink_axis(w, DP_SHRINK_TOK);
+        changed |= shrink_axis(w, DP_SHRINK_TOK);
         return changed;
     }
     for (size_t i = 0; i < sizeof order / sizeof *order; i++)
-        changed |= dp_shrink_axis(w, order[i]);
+        changed |= shrink_axis(w, order[i]);
     return changed | fewer_ranks(w);
 }
 

@@ -316,6 +316,16 @@ DP_TEST(shrink, a_search_that_ends_early_writes_what_it_has) {
           "status %d: %s", rc, out);
 }
 
+DP_TEST(shrink, an_angle_keeps_a_number_for_each_pair_of_channels) {
+    char cmd[2048];
+    snprintf(cmd, sizeof cmd,
+             "cd %s && '%s' shrink smoke-dplr --recurrence mamba3 --ranks 2 --base fp32 --fault "
+             "merge-scaled -o angle.case",
+             gt_tmpdir(), gt_program());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(rc == 0 && strstr(out, "written: angle.case"), "status %d: %s", rc, out);
+}
+
 DP_TEST(shrink, the_program_writes_a_case_that_it_can_run) {
     char cmd[4096];
     snprintf(cmd, sizeof cmd,
