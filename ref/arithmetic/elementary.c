@@ -95,12 +95,8 @@ DP_INLINE double log1p_of_unit(double x) {
 #define DP_ISA_BODY "ref/arithmetic/elementary_body.inc"
 #include "isa_each.inc"
 
-typedef void row_fn(int n, const double *x, double *y);
-static row_fn *const exp_row_of[DP_NISAS] = DP_ISA_TABLE(exp_row);
-static row_fn *const log1p_row_of[DP_NISAS] = DP_ISA_TABLE(log1p_row);
-
-void dp_exp_row(int n, const double *x, double *y) { exp_row_of[dp_isa_chosen()](n, x, y); }
-void dp_log1p_row(int n, const double *x, double *y) { log1p_row_of[dp_isa_chosen()](n, x, y); }
+void dp_exp_row(int n, const double *x, double *y) { DP_ISA_OF(exp_row)(n, x, y); }
+void dp_log1p_row(int n, const double *x, double *y) { DP_ISA_OF(log1p_row)(n, x, y); }
 
 /* log(1 + f) = hi + lo, hi of 26 bits; 1/ln 2 = INV_HI + INV_LO, INV_HI of 26 bits. So hi INV_HI is
  * exact, and k + hi INV_HI is a Fast2Sum, k being 0 or the larger. The rest is below 2^-24 and errs

@@ -23,11 +23,6 @@
 #define DP_ISA_BODY "ref/arithmetic/spectral_body.inc"
 #include "isa_each.inc"
 
-typedef void tridiagonal_fn(int n, double *A, double *d, double *e, double *room);
-typedef int positive_fn(int n, double *B);
-static tridiagonal_fn *const tridiagonal_of[DP_NISAS] = DP_ISA_TABLE(tridiagonal);
-static positive_fn *const positive_of[DP_NISAS] = DP_ISA_TABLE(positive);
-
 /* Are all eigenvalues of the tridiagonal matrix (d, e) below x? Signs of the pivots of its LDL'
  * (Sturm). */
 static int all_below(int n, const double *d, const double *e, double x) {
@@ -54,7 +49,7 @@ static double row_sum_max(int n, const double *G) {
 static double estimate(int n, double *A, double top) {
     DP_OWN double *d = dp_doubles(4 * (int64_t)n);
     double *e = d + n, low = -top, high = top;
-    tridiagonal_of[dp_isa_chosen()](n, A, d, e, e + n);
+    DP_ISA_OF(tridiagonal)(n, A, d, e, e + n);
     for (int i = 0; i < 80 && high - low > 0x1p-53 * top; i++) {
         const double x = 0.5 * (low + high);
         if (all_below(n, d, e, x))
@@ -75,7 +70,7 @@ static double proven(int n, const double *G, double c, double *B) {
         B[(int64_t)i * n + i] = c - G[(int64_t)i * n + i];
         trace += B[(int64_t)i * n + i];
     }
-    if (!positive_of[dp_isa_chosen()](n, B)) return INFINITY;
+    if (!DP_ISA_OF(positive)(n, B)) return INFINITY;
     return (c + g / (1 - g) * trace * (1 + n * 0x1p-50) + n * (double)n * 0x1p-1000) *
            (1 + 0x1p-50);
 }

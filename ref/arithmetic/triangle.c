@@ -7,20 +7,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DP_ISA_BODY "ref/arithmetic/triangle_body.inc"
+#define DP_ISA_BODY "ref/arithmetic/isa_real.inc"
+#define DP_ISA_REAL "ref/arithmetic/triangle_real.inc"
 #include "isa_each.inc"
 
-typedef void solve_f64(int n, int cols, int trans, const double *L, double *X);
-typedef void solve_f32(int n, int cols, int trans, const float *L, float *X);
-static solve_f64 *const of_f64[DP_NISAS] = DP_ISA_TABLE(solve_f64);
-static solve_f32 *const of_f32[DP_NISAS] = DP_ISA_TABLE(solve_f32);
-
 void dp_solve_f64(int n, int cols, int trans, const double *L, double *X) {
-    of_f64[dp_isa_chosen()](n, cols, trans, L, X);
+    DP_ISA_OF(solve_f64)(n, cols, trans, L, X);
 }
 
 void dp_solve_f32(int n, int cols, int trans, const float *L, float *X) {
-    of_f32[dp_isa_chosen()](n, cols, trans, L, X);
+    DP_ISA_OF(solve_f32)(n, cols, trans, L, X);
 }
 
 /* With a NaN or an infinity in L, 0 times it reaches above the diagonal as well: that is not part

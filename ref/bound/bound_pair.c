@@ -19,16 +19,11 @@ double dp_exp_up(double d) { return exp_up(d); }
 #define DP_ISA_BODY "ref/bound/bound_pair_body.inc"
 #include "ref/arithmetic/isa_each.inc"
 
-typedef void pair_fn(const dp_chunk_bound *b, int s, int i, double *e, double *error);
-typedef void pairs_fn(const dp_chunk_bound *b, const dp_pair_grads *a, dp_pair_bounds *o);
-static pair_fn *const pair_of[DP_NISAS] = DP_ISA_TABLE(pair);
-static pairs_fn *const pairs_of[DP_NISAS] = DP_ISA_TABLE(pairs);
-
 void dp_bound_pair(const dp_chunk_bound *b, int s, int i, double *e, double *error) {
-    pair_of[dp_isa_chosen()](b, s, i, e, error);
+    DP_ISA_OF(pair)(b, s, i, e, error);
 }
 
 void dp_bound_pairs(const dp_chunk_bound *b, const dp_pair_grads *a, dp_pair_bounds *o) {
     assert(b->r.p == 2);
-    pairs_of[dp_isa_chosen()](b, a, o);
+    DP_ISA_OF(pairs)(b, a, o);
 }

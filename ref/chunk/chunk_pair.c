@@ -43,17 +43,10 @@ static float *decay_room(dp_chunk *ch) {
 #define DP_ISA_BODY "ref/chunk/chunk_pair_body.inc"
 #include "ref/arithmetic/isa_each.inc"
 
-typedef void fwd_fn(dp_chunk *ch);
-typedef void bwd_fn(const dp_chunk *ch, const dp_pair_adjoint *a);
-static fwd_fn *const fwd_f64[DP_NISAS] = DP_ISA_TABLE(pair_fwd_f64), *const fwd_f32[DP_NISAS] =
-                                                                         DP_ISA_TABLE(pair_fwd_f32);
-static bwd_fn *const bwd_f64[DP_NISAS] = DP_ISA_TABLE(pair_bwd_f64), *const bwd_f32[DP_NISAS] =
-                                                                         DP_ISA_TABLE(pair_bwd_f32);
-
 void dp_pair_fwd(dp_chunk *ch) {
-    (ch->base == DP_BASE_FP64 ? fwd_f64 : fwd_f32)[dp_isa_chosen()](ch);
+    (ch->base == DP_BASE_FP64 ? DP_ISA_OF(pair_fwd_f64) : DP_ISA_OF(pair_fwd_f32))(ch);
 }
 
 void dp_pair_bwd(const dp_chunk *ch, const dp_pair_adjoint *a) {
-    (ch->base == DP_BASE_FP64 ? bwd_f64 : bwd_f32)[dp_isa_chosen()](ch, a);
+    (ch->base == DP_BASE_FP64 ? DP_ISA_OF(pair_bwd_f64) : DP_ISA_OF(pair_bwd_f32))(ch, a);
 }

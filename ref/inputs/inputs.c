@@ -527,8 +527,6 @@ static void draw_tokens(dp_regime regime, const key_law *law, const double *rate
 #define DP_ISA_BODY "ref/inputs/chain_columns_body.inc"
 #include "ref/arithmetic/isa.h"
 #include "ref/arithmetic/isa_each.inc"
-typedef void columns_fn(const tokens *t, int j0, double *A);
-static columns_fn *const build_columns[DP_NISAS] = DP_ISA_TABLE(build_columns);
 
 /* Upper bound of |M|_2 for the computed factor before its rounding to fp32.
  *
@@ -592,7 +590,7 @@ static double factor(dp_regime regime, const key_law *law, const double *rate, d
     double lost = 0;
     draw_tokens(regime, law, rate, r, &t);
     for (int j0 = 0; j0 < K; j0 += COLS) {
-        build_columns[dp_isa_chosen()](&t, j0, A);
+        DP_ISA_OF(build_columns)(&t, j0, A);
         lost += store_columns(A, K, j0, M);
     }
     const double mu =
