@@ -263,7 +263,7 @@ static int dp_bisect_ranks(const dp_bisect_options *o, const dp_case *c, dp_err 
     const char *name;
     const dp_one_run r = dp_options_one(&o->of, c, NULL);
     const dp_fault fault = o->of.fault;
-    const dp_own own = dp_fault_own(fault, o->of.nown ? o->of.own[0] : DP_OWN_EVEN);
+    const dp_own own = dp_fault_own(fault, dp_option_first(&o->of, DP_ID_OWN, DP_OWN_EVEN));
     dp_sim_policy how = {r.ranks, r.base, r.chain, r.merge, fault, c->backward, r.payload};
     dp_case owned = *c;
     owned.p = dp_bisect_owned(&c->p, own, r.ranks, &how.N);
@@ -403,7 +403,6 @@ static int unsteady(const dp_bisect_options *o, const dp_case *c, const dp_subje
 
 static dp_status run_library(const dp_bisect_options *o, dp_case *c, dp_subject *lib, dp_runs *runs,
                              dp_err *e) {
-    static const dp_backend backend[] = {DP_BACKEND_SUBJECT};
     if (dp_options_open(&o->of, lib, e)) return e->code;
     const dp_one_run r = dp_options_one(&o->of, c, lib);
     if (r.ranks > lib->max_ranks)
@@ -413,12 +412,9 @@ static dp_status run_library(const dp_bisect_options *o, dp_case *c, dp_subject 
     c->base[0] = r.base;
     c->chain[0] = r.chain;
     c->nranks = c->nbase = c->nchain = 1;
-    const dp_run_options ro = {.nbackend = 1,
-                               .backend = backend,
-                               .nbase = 1,
-                               .base = c->base,
-                               .nchain = 1,
-                               .chain = c->chain,
+    const dp_run_options ro = {.only = {[DP_ID_BACKEND] = {1, {DP_BACKEND_SUBJECT}},
+                                        [DP_ID_BASE] = {1, {(int)r.base}},
+                                        [DP_ID_CHAIN] = {1, {(int)r.chain}}},
                                .subject = lib,
                                .limit_s = o->of.limit_s,
                                .cache = o->of.cache};
@@ -426,13 +422,14 @@ static dp_status run_library(const dp_bisect_options *o, dp_case *c, dp_subject 
 }
 
 static dp_status judge_file(const dp_bisect_options *o, dp_case *c, dp_runs *runs, dp_err *e) {
-    const dp_judge_options jo = {.outputs = o->of.outputs,
-                                 .state_layout = o->of.layout,
-                                 .base = o->of.nbase ? dp_base_names[o->of.base[0]] : NULL,
-                                 .claim = o->of.nchain ? dp_formats[o->of.chain[0]].name : NULL,
-                                 .design = o->of.design,
-                                 .ranks = o->of.nranks ? o->of.ranks[0] : 0,
-                                 .cache = o->of.cache};
+    const dp_judge_options jo = {
+        .outputs = o->of.outputs,
+        .state_layout = o->of.layout,
+        .base = o->of.only[DP_ID_BASE].n ? dp_base_names[o->of.only[DP_ID_BASE].of[0]] : NULL,
+        .claim = o->of.only[DP_ID_CHAIN].n ? dp_formats[o->of.only[DP_ID_CHAIN].of[0]].name : NULL,
+        .design = o->of.design,
+        .ranks = dp_option_first(&o->of, DP_ID_RANKS, 0),
+        .cache = o->of.cache};
     return dp_judge_case(&jo, c, runs, e);
 }
 
@@ -597,10 +594,10 @@ static int ask(const dp_bisect_options *o, int stage, dp_case *c, const char *pa
         dp_fail(
             e, DP_EINPUT,
             "bisect stage: --fault, --subject (--run, --serve) and --outputs exclude each other");
-    else if (o->of.nown && (shown || op->has_front))
+    else if (o->of.only[DP_ID_OWN].n && (shown || op->has_front))
         dp_fail(e, DP_EINPUT,
                 "bisect stage: --own is said of the simulated ranks of one recurrence");
-    else if (!dp_fault_own(o->of.fault, o->of.nown ? o->of.own[0] : DP_OWN_EVEN))
+    else if (!dp_fault_own(o->of.fault, dp_option_first(&o->of, DP_ID_OWN, DP_OWN_EVEN)))
         dp_options_split(&o->of, c, 0, e);
     if (e->code) return 2;
     if (shown) return dp_bisect_shown(o, c, e);

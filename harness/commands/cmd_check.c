@@ -41,14 +41,15 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
         break;
     case ARGP_KEY_END:
         if (!o->of.nname) argp_error(st, "name a case");
-        if (dp_options_foreign(&o->of) && (o->of.nbackend || o->of.fault))
+        if (dp_options_foreign(&o->of) && (o->of.only[DP_ID_BACKEND].n || o->of.fault))
             argp_error(st, "--subject, --run and --serve go without --%s",
                        o->of.fault ? "fault" : "backend");
         if (dp_options_idle_design(&o->of)) argp_error(st, DP_IDLE_DESIGN);
         if (o->s.bitwise && !dp_options_foreign(&o->of))
             argp_error(st, "--bitwise: of your kernel (--subject, --run, --serve); ours claim it "
                            "always");
-        if (o->s.variant && (!o->of.nbackend || !dp_backends[o->of.backend[0]].on_device))
+        if (o->s.variant && (!o->of.only[DP_ID_BACKEND].n ||
+                             !dp_backends[o->of.only[DP_ID_BACKEND].of[0]].on_device))
             argp_error(st, "--variant %s: of the CUDA kernels (--backend cuda or nccl)",
                        dp_cuda_variant_names[o->s.variant]);
         break;
@@ -206,11 +207,11 @@ int dp_cmd_check(int argc, char **argv) {
     dp_parse(&a, argc, argv, &o);
     dp_old_outputs_remove(NULL, o.of.json);
     dp_old_outputs_forget();
-    if (o.of.nbackend) o.s.backend = o.of.backend[0];
+    if (o.of.only[DP_ID_BACKEND].n) o.s.backend = o.of.only[DP_ID_BACKEND].of[0];
     if (open_subject(&o, &e)) return refuse(&e);
     json_t *list = json_array();
     if (dp_backends[o.s.backend].processes) dp_procs_start();
-    const char *no = dp_unavailable(o.s.backend, o.of.nranks ? o.of.ranks[0] : 1);
+    const char *no = dp_unavailable(o.s.backend, dp_option_first(&o.of, DP_ID_RANKS, 1));
     if (dp_output_check(o.of.json, &e)) rc = refuse(&e);
     if (o.s.backend == DP_BACKEND_LAPACK) {
         dp_fail(&e, DP_EINPUT, "--backend lapack: check knows sim, mpi, cuda and nccl");

@@ -288,13 +288,12 @@ static const struct argp_option OPTIONS[] = {
 
 static dp_status open_side(options *o, int k, dp_err *e) {
     dp_options *of = &o->side[k];
-    memcpy(of->ranks, o->of.ranks, sizeof of->ranks);
-    of->nranks = o->of.nranks;
+    of->only[DP_ID_RANKS] = o->of.only[DP_ID_RANKS];
     of->limit_s = o->of.limit_s;
     of->memory = o->of.memory;
-    if (of->nbackend) {
-        const dp_backend b = of->backend[0];
-        const char *no = dp_unavailable(b, o->of.nranks ? o->of.ranks[0] : 1);
+    if (of->only[DP_ID_BACKEND].n) {
+        const dp_backend b = (dp_backend)of->only[DP_ID_BACKEND].of[0];
+        const char *no = dp_unavailable(b, dp_option_first(&o->of, DP_ID_RANKS, 1));
         o->s[k].backend = b;
         if (of->design || of->writes || b == DP_BACKEND_LAPACK)
             return dp_fail(e, DP_EINPUT,
@@ -343,8 +342,7 @@ static dp_status judge(const options *o, int k, const dp_case *of, int N, int ba
     c.merge[0] = s->merge;
     c.payload[0] = s->payload;
     c.backward = backward;
-    const dp_run_options ro = {.nbackend = 1,
-                               .backend = &s->backend,
+    const dp_run_options ro = {.only[DP_ID_BACKEND] = {1, {(int)s->backend}},
                                .fault = s->fault,
                                .subject = s->library,
                                .limit_s = s->limit_s,

@@ -105,7 +105,7 @@ static dp_judge_options request(const options *o) {
     dp_judge_options q = o->judge;
     q.outputs = o->of.outputs;
     q.state_layout = o->of.layout;
-    q.ranks = o->of.nranks ? o->of.ranks[0] : 0;
+    q.ranks = dp_option_first(&o->of, DP_ID_RANKS, 0);
     q.design = o->of.design;
     q.drop = o->of.drop;
     q.unjudged = o->of.unjudged;

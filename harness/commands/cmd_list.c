@@ -424,8 +424,8 @@ static int print_cases(const dp_options *o) {
 static int print_prices(options *o, char **argv) {
     dp_priced *x = &o->of_what;
     dp_err e = {0};
-    x->ranks = o->of.ranks;
-    x->nranks = o->of.nranks;
+    x->ranks = o->of.only[DP_ID_RANKS].of;
+    x->nranks = o->of.only[DP_ID_RANKS].n;
     if (!x->HV) x->HV = x->lengths ? 8 : 32;
     if (x->lengths ? !x->sms : !o->of.json) return dp_script_with_self("reports/prices.py", argv);
     json_t *found = x->lengths ? segments(x, &e) : exchanges(x);

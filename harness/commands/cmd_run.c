@@ -99,14 +99,8 @@ static void add_case(dp_hash *s, const dp_case *c) {
 }
 
 static void add_options(dp_hash *s, const dp_run_options *o) {
-    add_list(s, o->nranks, o->ranks, sizeof *o->ranks);
-    add_list(s, o->nbase, o->base, sizeof *o->base);
-    add_list(s, o->nchain, o->chain, sizeof *o->chain);
-    add_list(s, o->nmerge, o->merge, sizeof *o->merge);
-    add_list(s, o->npayload, o->payload, sizeof *o->payload);
-    add_list(s, o->nown, o->own, sizeof *o->own);
-    add_list(s, o->nbackend, o->backend, sizeof *o->backend);
-    add_list(s, o->nvariant, o->variant, sizeof *o->variant);
+    for (int k = 0; k < DP_ID_FAULT; k++)
+        add_list(s, o->only[k].n, o->only[k].of, sizeof *o->only[k].of);
     add_list(s, o->truth != NULL, o->truth, sizeof *o->truth);
     dp_hash_add(s, &o->fault, sizeof o->fault);
     dp_hash_add(s, &o->drop, sizeof o->drop);
@@ -406,9 +400,10 @@ static int by_cost(const void *a, const void *b) {
  * at a time. */
 static int side_by_side(const dp_run_options *o) {
     int foreign = o->subject != NULL;
-    for (int i = 0; i < o->nbackend; i++)
-        foreign |= !dp_backends[o->backend[i]].on_cpu;
-    if (foreign || (!o->nbackend && !dp_cuda_unavailable(DP_BACKEND_CUDA, 1))) return 1;
+    for (int i = 0; i < o->only[DP_ID_BACKEND].n; i++)
+        foreign |= !dp_backends[o->only[DP_ID_BACKEND].of[i]].on_cpu;
+    if (foreign || (!o->only[DP_ID_BACKEND].n && !dp_cuda_unavailable(DP_BACKEND_CUDA, 1)))
+        return 1;
     return (int)ceil(sqrt(omp_get_max_threads())); /* the other threads work inside each case */
 }
 
@@ -606,8 +601,6 @@ typedef struct {
     const char *id, *resume, *limits;
     int all, smoke, verbose;
     int *again; /* runs of a subject still to be called again: of one sequence, of packed ones */
-    int nvariant;
-    dp_cuda_variant variant[DP_NCUDA_VARIANTS];
     dp_subject subject; /* open where of.subject names one */
 } options;
 
@@ -678,7 +671,8 @@ static const struct argp_option OPTIONS[] = {
 
 /* It takes designs, too (run/subject_lapack.c). */
 static int solver_alone(const dp_options *o) {
-    return o->nbackend == 1 && o->backend[0] == DP_BACKEND_LAPACK;
+    const dp_values *b = &o->only[DP_ID_BACKEND];
+    return b->n == 1 && b->of[0] == DP_BACKEND_LAPACK;
 }
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
@@ -686,7 +680,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     switch (key) {
     case OPT_VARIANT:
         dp_option_list(st, "variant", arg, dp_cuda_variant_names, DP_NCUDA_VARIANTS,
-                       (int *)o->variant, &o->nvariant, DP_NCUDA_VARIANTS);
+                       DP_NCUDA_VARIANTS, &o->of.only[DP_ID_VARIANT]);
         break;
     case OPT_AGAIN:
         o->again[0] = o->again[1] = (int)dp_option_number(st, "again", arg, 0, 1 << 20);
@@ -707,30 +701,15 @@ static void select_by_id(options *o, const dp_id *id) {
     const int *v = id->value;
     dp_options *of = &o->of;
     of->name[0] = id->case_name;
-    of->backend[0] = v[DP_ID_BACKEND] < 0 ? DP_BACKEND_SIM : (dp_backend)v[DP_ID_BACKEND];
-    of->nname = of->nbackend = 1;
-    const struct {
-        int *list, *n;
-    } to[DP_NID_KEYS] = {[DP_ID_RANKS] = {of->ranks, &of->nranks},
-                         [DP_ID_BASE] = {(int *)of->base, &of->nbase},
-                         [DP_ID_CHAIN] = {(int *)of->chain, &of->nchain},
-                         [DP_ID_MERGE] = {(int *)of->merge, &of->nmerge},
-                         [DP_ID_PAYLOAD] = {(int *)of->payload, &of->npayload},
-                         [DP_ID_OWN] = {(int *)of->own, &of->nown},
-                         [DP_ID_VARIANT] = {(int *)o->variant, &o->nvariant}};
-    for (int k = 0; k < DP_NID_KEYS; k++)
-        if (to[k].list && v[k] >= 0) {
-            to[k].list[0] = v[k];
-            *to[k].n = 1;
-        }
-    if (v[DP_ID_PAYLOAD] < 0) { /* unsaid: full, whatever else the case lists */
-        of->payload[0] = DP_PAYLOAD_FULL;
-        of->npayload = 1;
-    }
-    if (v[DP_ID_MERGE] < 0 && dp_backends[of->backend[0]].on_device) { /* unsaid: an all-gather */
-        of->merge[0] = DP_EXCHANGE_ALLGATHER;
-        of->nmerge = 1;
-    }
+    const int backend = v[DP_ID_BACKEND] < 0 ? DP_BACKEND_SIM : v[DP_ID_BACKEND];
+    of->nname = 1;
+    for (int k = 0; k < DP_ID_FAULT; k++)
+        if (v[k] >= 0) of->only[k] = (dp_values){1, {v[k]}};
+    of->only[DP_ID_BACKEND] = (dp_values){1, {backend}};
+    if (v[DP_ID_PAYLOAD] < 0) /* unsaid: full, whatever else the case lists */
+        of->only[DP_ID_PAYLOAD] = (dp_values){1, {DP_PAYLOAD_FULL}};
+    if (v[DP_ID_MERGE] < 0 && dp_backends[backend].on_device) /* unsaid: an all-gather */
+        of->only[DP_ID_MERGE] = (dp_values){1, {DP_EXCHANGE_ALLGATHER}};
     if (v[DP_ID_FAULT] >= 0) of->fault = (dp_fault)v[DP_ID_FAULT];
 }
 
@@ -743,55 +722,40 @@ static int open_subject(options *o) {
         return 2;
     }
     if (dp_options_open(&o->of, &o->subject, &e)) return dp_refuse(&e);
-    if (!o->of.nbackend) {
-        o->of.backend[0] = DP_BACKEND_SUBJECT;
-        o->of.nbackend = 1;
-    }
+    if (!o->of.only[DP_ID_BACKEND].n)
+        o->of.only[DP_ID_BACKEND] = (dp_values){1, {DP_BACKEND_SUBJECT}};
     return 0;
 }
 
 /* Do the processes of one mpirun share the cases? Not where they are its ranks. */
 static int is_shared(const options *o) {
     int ranks = dp_mpi_size() == 1;
-    for (int i = 0; i < o->of.nbackend; i++)
-        ranks |= dp_backends[o->of.backend[i]].peers || dp_backends[o->of.backend[i]].processes;
+    const dp_values *b = &o->of.only[DP_ID_BACKEND];
+    for (int i = 0; i < b->n; i++)
+        ranks |= dp_backends[b->of[i]].peers || dp_backends[b->of[i]].processes;
     return !ranks;
 }
 
 static dp_batch batch_of(const options *o) {
     const dp_options *of = &o->of;
-    return (dp_batch){.run = {.nranks = of->nranks,
-                              .ranks = of->ranks,
-                              .nbase = of->nbase,
-                              .base = of->base,
-                              .nchain = of->nchain,
-                              .chain = of->chain,
-                              .nmerge = of->nmerge,
-                              .merge = of->merge,
-                              .npayload = of->npayload,
-                              .payload = of->payload,
-                              .nown = of->nown,
-                              .own = of->own,
-                              .nbackend = of->nbackend,
-                              .backend = of->backend,
-                              .nvariant = o->nvariant,
-                              .variant = o->variant,
-                              .fault = of->fault,
-                              .subject = dp_options_foreign(of) ? &o->subject : NULL,
-                              .design = of->design,
-                              .drop = of->drop,
-                              .unjudged = of->unjudged,
-                              .limit_s = of->limit_s,
-                              .again = *o->again ? o->again : NULL,
-                              .cache = of->cache,
-                              .truth = dp_options_truth(of),
-                              .progress = isatty(2)},
-                      .named = !o->all && !o->smoke,
-                      .verbose = o->verbose || of->nname,
-                      .table = dp_options_table(of),
-                      .resume = o->resume,
-                      .kernel_commit = of->provenance.kernel_commit,
-                      .shared = is_shared(o)};
+    dp_batch b = {.run = {.fault = of->fault,
+                          .subject = dp_options_foreign(of) ? &o->subject : NULL,
+                          .design = of->design,
+                          .drop = of->drop,
+                          .unjudged = of->unjudged,
+                          .limit_s = of->limit_s,
+                          .again = *o->again ? o->again : NULL,
+                          .cache = of->cache,
+                          .truth = dp_options_truth(of),
+                          .progress = isatty(2)},
+                  .named = !o->all && !o->smoke,
+                  .verbose = o->verbose || of->nname,
+                  .table = dp_options_table(of),
+                  .resume = o->resume,
+                  .kernel_commit = of->provenance.kernel_commit,
+                  .shared = is_shared(o)};
+    memcpy(b.run.only, of->only, sizeof b.run.only);
+    return b;
 }
 
 /* ---- running --------------------------------------------------------------------------------- */
@@ -902,8 +866,8 @@ static int run(options *o, const char *command, double t0) {
     dp_record rec = {.command = command, .provenance = &o->of.provenance};
     char **paths = NULL;
     int n = 0;
-    for (int i = 0; i < o->of.nbackend; i++)
-        if (dp_backends[o->of.backend[i]].processes) dp_procs_start();
+    for (int i = 0; i < o->of.only[DP_ID_BACKEND].n; i++)
+        if (dp_backends[o->of.only[DP_ID_BACKEND].of[i]].processes) dp_procs_start();
     static interrupted at;
     at = (interrupted){dp_options_table(&o->of), o->resume};
     dp_on_interrupt(say_interrupted, &at);

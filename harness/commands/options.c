@@ -68,23 +68,23 @@ dp_format dp_option_format(struct argp_state *st, const char *opt, const char *a
 }
 
 void dp_option_list(struct argp_state *st, const char *opt, const char *arg,
-                    const char *const *names, int nnames, int *out, int *n, int most) {
+                    const char *const *names, int nnames, int most, dp_values *out) {
     DP_OWN char *copy = dp_strdup(arg);
     char *save;
-    *n = 0;
+    out->n = 0;
     for (char *t = strtok_r(copy, ",", &save); t; t = strtok_r(NULL, ",", &save)) {
         const int v = names ? dp_find_name(t, names, nnames) : dp_find_ranks(t);
         if (v < 0 && names)
             unknown(st, opt, arg, t, names, nnames);
         else if (v < 0)
             argp_error(st, "--%s %s: '%s' is not a number from 1 to %d", opt, arg, t, DP_MAX_RANKS);
-        if (*n == most)
+        if (out->n == most)
             argp_error(st,
                        most == 1 ? "--%s %s: takes one value here" : "--%s %s: more than %d values",
                        opt, arg, most);
-        out[(*n)++] = v;
+        out->of[out->n++] = v;
     }
-    if (!*n) argp_error(st, "--%s: the list is empty", opt);
+    if (!out->n) argp_error(st, "--%s: the list is empty", opt);
 }
 
 static double seconds(struct argp_state *st, const char *opt, const char *arg) {
@@ -133,22 +133,24 @@ static const char **text_of(dp_options *o, int key) {
 static int take_list(int key, const char *arg, struct argp_state *st, dp_options *o) {
     const struct {
         int key;
+        dp_id_key of;
         const char *name;
         const char *const *names;
-        int nnames, *out, *n, most;
-    } lists[] = {
-#define LIST(MEMBER) (int *)o->MEMBER, &o->n##MEMBER, (int)(sizeof o->MEMBER / sizeof *o->MEMBER)
-        {DP_OPT_RANKS, "ranks", NULL, 0, LIST(ranks)},
-        {DP_OPT_BASE, "base", dp_base_names, DP_NBASES, LIST(base)},
-        {DP_OPT_CHAIN, "chain", format_names(), DP_NFORMATS, LIST(chain)},
-        {DP_OPT_MERGE, "exchange", dp_exchange_names, DP_NRUN_EXCHANGES, LIST(merge)},
-        {DP_OPT_PAYLOAD, "payload", dp_payload_names, DP_NRUN_PAYLOADS, LIST(payload)},
-        {DP_OPT_OWN, "own", dp_own_names, DP_NOWNS, LIST(own)},
-        {DP_OPT_BACKEND, "backend", dp_backend_names, DP_NCHOSEN_BACKENDS, LIST(backend)}};
+        int nnames, most;
+    } lists[] = {{DP_OPT_RANKS, DP_ID_RANKS, "ranks", NULL, 0, DP_MOST_VALUES},
+                 {DP_OPT_BASE, DP_ID_BASE, "base", dp_base_names, DP_NBASES, DP_NBASES},
+                 {DP_OPT_CHAIN, DP_ID_CHAIN, "chain", format_names(), DP_NFORMATS, DP_NFORMATS},
+                 {DP_OPT_MERGE, DP_ID_MERGE, "exchange", dp_exchange_names, DP_NRUN_EXCHANGES,
+                  DP_NRUN_EXCHANGES},
+                 {DP_OPT_PAYLOAD, DP_ID_PAYLOAD, "payload", dp_payload_names, DP_NRUN_PAYLOADS,
+                  DP_NRUN_PAYLOADS},
+                 {DP_OPT_OWN, DP_ID_OWN, "own", dp_own_names, DP_NOWNS, DP_NOWNS},
+                 {DP_OPT_BACKEND, DP_ID_BACKEND, "backend", dp_backend_names, DP_NCHOSEN_BACKENDS,
+                  DP_NBACKENDS}};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         if (lists[i].key == key) {
-            dp_option_list(st, lists[i].name, arg, lists[i].names, lists[i].nnames, lists[i].out,
-                           lists[i].n, o->one ? 1 : lists[i].most);
+            dp_option_list(st, lists[i].name, arg, lists[i].names, lists[i].nnames,
+                           o->one ? 1 : lists[i].most, &o->only[lists[i].of]);
             return 1;
         }
     return 0;
@@ -213,10 +215,7 @@ error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
     }
     if (take_list(key, arg, st, o)) return 0;
     switch (key) {
-    case DP_OPT_EXACT_CP:
-        o->nown = 1;
-        o->own[0] = DP_OWN_GRID;
-        break;
+    case DP_OPT_EXACT_CP: o->only[DP_ID_OWN] = (dp_values){1, {DP_OWN_GRID}}; break;
     case DP_OPT_CACHE: o->cache = strcmp(arg, "none") ? arg : NULL; break;
     case DP_OPT_CLAIM_DROP:
         if (!(o->drop = dp_drop_bits(arg)))
@@ -261,9 +260,9 @@ int dp_options_idle_design(const dp_options *o) { return o->design && !dp_option
 static dp_status open_program(const dp_options *o, dp_subject *s, dp_err *e) {
     const dp_command_claim q = {.text = o->serve ? o->serve : o->command,
                                 .serve = o->serve != NULL,
-                                .ranks = o->nranks ? DP_SUBJECT_MAX_RANKS : 1,
-                                .base = o->nbase ? o->base[0] : DP_NBASES,
-                                .chain = o->nchain ? o->chain[0] : DP_FP32,
+                                .ranks = o->only[DP_ID_RANKS].n ? DP_SUBJECT_MAX_RANKS : 1,
+                                .base = dp_option_first(o, DP_ID_BASE, DP_NBASES),
+                                .chain = dp_option_first(o, DP_ID_CHAIN, DP_FP32),
                                 .writes = o->writes,
                                 .design = o->design,
                                 .memory = o->memory,
@@ -344,27 +343,25 @@ dp_status dp_options_cases(const dp_options *o, char ***paths, int *n, dp_err *e
 
 dp_one_run dp_options_one(const dp_options *o, const dp_case *c, const dp_subject *lib) {
     /* has no fp64 and no chain of bf16 states */
-    const int cuda = o->nbackend && !dp_backends[o->backend[0]].simulated;
+    const int cuda =
+        o->only[DP_ID_BACKEND].n && !dp_backends[o->only[DP_ID_BACKEND].of[0]].simulated;
     int base = 0, chain = 0;
     while (cuda && base < c->nbase - 1 && c->base[base] == DP_BASE_FP64)
         base++;
     while (cuda && chain < c->nchain - 1 && !dp_formats[c->chain[chain]].device)
         chain++;
     return (dp_one_run){
-        .ranks = o->nranks ? o->ranks[0] : dp_case_most_ranks(c, lib ? lib->max_ranks : INT_MAX),
-        .base = o->nbase ? o->base[0]
-                : lib    ? lib->base
-                         : c->base[base],
-        .chain = o->nchain ? o->chain[0]
-                 : lib     ? lib->chain
-                           : c->chain[chain],
-        .merge = dp_fault_exchange(o->fault, o->nmerge ? o->merge[0] : c->merge[0]),
-        .payload = dp_fault_payload(o->fault, o->npayload ? o->payload[0] : c->payload[0])};
+        .ranks =
+            dp_option_first(o, DP_ID_RANKS, dp_case_most_ranks(c, lib ? lib->max_ranks : INT_MAX)),
+        .base = dp_option_first(o, DP_ID_BASE, (int)(lib ? lib->base : c->base[base])),
+        .chain = dp_option_first(o, DP_ID_CHAIN, (int)(lib ? lib->chain : c->chain[chain])),
+        .merge = dp_fault_exchange(o->fault, dp_option_first(o, DP_ID_MERGE, c->merge[0])),
+        .payload = dp_fault_payload(o->fault, dp_option_first(o, DP_ID_PAYLOAD, c->payload[0]))};
 }
 
 dp_status dp_options_split(const dp_options *o, const dp_case *c, int64_t tokens, dp_err *e) {
     char where[1200];
-    const int N = o->nranks ? o->ranks[0] : tokens ? dp_case_most_ranks(c, INT_MAX) : 1;
+    const int N = dp_option_first(o, DP_ID_RANKS, tokens ? dp_case_most_ranks(c, INT_MAX) : 1);
     const int64_t T = tokens ? tokens : c->op->has_ranks ? dp_case_tokens(c) : N;
     if (T % N == 0) return DP_OK;
     if (tokens)
@@ -372,7 +369,7 @@ dp_status dp_options_split(const dp_options *o, const dp_case *c, int64_t tokens
     else
         snprintf(where, sizeof where, "%s: T = %lld", c->path, (long long)T);
     return dp_fail(e, DP_EINPUT, "%s: must be a multiple of %s%d", where,
-                   o->nranks ? "--ranks " : "its largest number of ranks, ", N);
+                   o->only[DP_ID_RANKS].n ? "--ranks " : "its largest number of ranks, ", N);
 }
 
 /* ---- the command line, quoted for a shell ---------------------------------------------------- */

@@ -29,14 +29,7 @@ typedef struct {
     int most; /* cases that may be named */
     int nname;
     const char *name[256];
-    int nranks, nbase, nchain, nmerge, npayload, nown, nbackend; /* 0: not set */
-    int ranks[16];
-    dp_base base[DP_NBASES];
-    dp_format chain[DP_NFORMATS];
-    dp_exchange merge[DP_NRUN_EXCHANGES];
-    dp_payload payload[DP_NRUN_PAYLOADS];
-    dp_own own[DP_NOWNS];
-    dp_backend backend[DP_NBACKENDS];
+    dp_values only[DP_ID_FAULT]; /* by key; n 0: not set */
     dp_fault fault;
     double limit_s; /* 0: not set */
     int64_t memory; /* bytes; 0: not set */
@@ -189,7 +182,12 @@ int dp_option_name(struct argp_state *st, const char *opt, const char *arg,
 dp_format dp_option_format(struct argp_state *st, const char *opt, const char *arg);
 /* Indices in names (NULL: numbers of ranks) of a list with commas between; at most `most`. */
 void dp_option_list(struct argp_state *st, const char *opt, const char *arg,
-                    const char *const *names, int nnames, int *out, int *n, int most);
+                    const char *const *names, int nnames, int most, dp_values *out);
+
+/* The first value of a list that is set, else the other. */
+static inline int dp_option_first(const dp_options *o, dp_id_key key, int other) {
+    return o->only[key].n ? o->only[key].of[0] : other;
+}
 
 /* Is the subject a library or a program, or is an option set that concerns these alone? */
 int dp_options_foreign(const dp_options *o);

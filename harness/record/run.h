@@ -76,31 +76,38 @@ typedef struct {
     double seconds;
 } dp_run;
 
-/* Selects the runs; an empty list stands for all values of the case. */
+/* What distinguishes runs of a case (run_id.h). */
+typedef enum {
+    DP_ID_BACKEND,
+    DP_ID_RANKS,
+    DP_ID_BASE,
+    DP_ID_CHAIN,
+    DP_ID_MERGE,
+    DP_ID_PAYLOAD,
+    DP_ID_OWN,
+    DP_ID_VARIANT,
+    DP_ID_FAULT,
+    DP_NID_KEYS
+} dp_id_key;
+
+/* Values of one of them that are asked for; n 0: all of the case, but backends: sim, lapack, and
+ * cuda where there is a device; variants: plain. */
+enum { DP_MOST_VALUES = 16 };
 typedef struct {
-    int nranks;
-    const int *ranks;
-    int nbase;
-    const dp_base *base;
-    int nchain;
-    const dp_format *chain;
-    int nmerge;
-    const dp_exchange *merge;
-    int npayload;
-    const dp_payload *payload;
-    int nown;
-    const dp_own *own;
+    int n, of[DP_MOST_VALUES];
+} dp_values;
+dp_values dp_values_of(int n, const void *x); /* x [n]: ints or an enum's values */
+
+/* Selects the runs. */
+typedef struct {
+    dp_values only[DP_ID_FAULT]; /* by key */
     dp_fault fault;
-    int nbackend;
-    const dp_backend *backend; /* empty: sim, lapack, and cuda where there is a device */
-    const char *design;        /* of the subject, overrides its declaration; NULL: as declared */
-    int drop; /* bits of the claimed drop, overrides the declaration; 0: as declared */
-    const dp_subject *subject; /* judged, too; its name must outlive the record; NULL: none */
-    double limit_s;            /* seconds of a run of the subject */
-    int *again;                /* [2] its runs still to be repeated, of one sequence and of packed
+    const char *design; /* of the subject, overrides its declaration; NULL: as declared */
+    int drop;           /* bits of the claimed drop, overrides the declaration; 0: as declared */
+    const dp_subject *subject;  /* judged, too; its name must outlive the record; NULL: none */
+    double limit_s;             /* seconds of a run of the subject */
+    int *again;                 /* [2] its runs still to be repeated, of one sequence and of packed
                    ones, counted down (run/subjects.h); NULL: none, nor those that fail */
-    int nvariant;
-    const dp_cuda_variant *variant; /* empty: plain */
     const char *unjudged;       /* names of tensors that may be unjudged, with commas; or NULL */
     const char *cache;          /* folder of truths; NULL: none */
     const dp_truth_pick *truth; /* NULL: as the case says */

@@ -14,19 +14,6 @@
 
 #define DP_MAX_RANKS 4096
 
-typedef enum {
-    DP_ID_BACKEND,
-    DP_ID_RANKS,
-    DP_ID_BASE,
-    DP_ID_CHAIN,
-    DP_ID_MERGE,
-    DP_ID_PAYLOAD,
-    DP_ID_OWN,
-    DP_ID_VARIANT,
-    DP_ID_FAULT,
-    DP_NID_KEYS
-} dp_id_key;
-
 /* An ID's values by key: a number of ranks or an enum's value; -1: the ID has no such key. */
 typedef struct {
     char *case_name; /* to be freed, also after a failure */

@@ -385,9 +385,10 @@ const dp_expected *dp_sharding_expected(dp_sharding *sp, const dp_run *r, int st
 
 /* Do the options select the backend? NCCL only by name, since it takes a device a rank. */
 static int options_want(const dp_run_options *o, dp_backend b) {
-    for (int i = 0; i < o->nbackend; i++)
-        if (o->backend[i] == b) return 1;
-    return !o->nbackend && dp_backends[b].by_default;
+    const dp_values *only = &o->only[DP_ID_BACKEND];
+    for (int i = 0; i < only->n; i++)
+        if (only->of[i] == (int)b) return 1;
+    return !only->n && dp_backends[b].by_default;
 }
 
 const char *dp_unavailable(dp_backend b, int N) {
@@ -416,12 +417,12 @@ static void skip_run(dp_run *r, const char *why, const dp_run_options *o) {
     run_done(r, o);
 }
 
-int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *out) {
+int dp_select(int ncase, const int *in_case, const dp_values *want, int *out) {
     int n = 0;
     for (int i = 0; i < ncase; i++) {
-        int keep = nwant == 0;
-        for (int j = 0; j < nwant; j++)
-            keep |= want[j] == in_case[i];
+        int keep = want->n == 0;
+        for (int j = 0; j < want->n; j++)
+            keep |= want->of[j] == in_case[i];
         if (keep) out[n++] = in_case[i];
     }
     return n;
@@ -439,11 +440,9 @@ static dp_asked asked_on(const selection *x, int N) {
     const dp_case *c = x->c;
     const dp_run_options *o = x->o;
     dp_asked a = {.c = c, .o = o, .N = N, .most = N};
-    int all = o->nchain > 0; /* who asks for one gets it */
-    a.nbase =
-        dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, (int *)a.base);
-    a.nchain = dp_select(c->nchain, (const int *)c->chain, o->nchain, (const int *)o->chain,
-                         (int *)a.chain);
+    int all = o->only[DP_ID_CHAIN].n > 0; /* who asks for one gets it */
+    a.nbase = dp_select(c->nbase, (const int *)c->base, &o->only[DP_ID_BASE], (int *)a.base);
+    a.nchain = dp_select(c->nchain, (const int *)c->chain, &o->only[DP_ID_CHAIN], (int *)a.chain);
     for (int i = 0; i < c->nranks; i++)
         all |= c->ranks[i] == N && c->all_chains[i];
     for (int i = 0; i < x->n; i++)
@@ -460,19 +459,28 @@ static int is_asked_for(const dp_subject_kind *k, const dp_case *c, const dp_run
             (!o->fault || dp_backends[b].faulty) && !(k->absent && k->absent(b, 1)));
 }
 
+dp_values dp_values_of(int n, const void *x) {
+    dp_values v = {n, {0}};
+    memcpy(v.of, x, sizeof *v.of * (size_t)n);
+    return v;
+}
+
+/* That of a fault, those that are asked for, those of the case. */
+static dp_values asked_or(unsigned fault, const dp_values *asked, int n, const void *of_case) {
+    if (fault) return (dp_values){1, {(int)fault}};
+    return asked->n ? *asked : dp_values_of(n, of_case);
+}
+
 dp_ways dp_ways_of(const dp_case *c, const dp_run_options *o, int which) {
     const dp_fault_info *f = &dp_faults[o->fault];
-    const dp_exchange *merge = f->exchange ? &f->exchange : o->nmerge ? o->merge : c->merge;
-    const dp_payload *payload = f->payload ? &f->payload : o->npayload ? o->payload : c->payload;
-    const int nm = f->exchange ? 1
-                   : o->nmerge ? o->nmerge
-                               : c->nmerge,
-              np = f->payload    ? 1
-                   : o->npayload ? o->npayload
-                                 : c->npayload;
+    const dp_values merge = asked_or(f->exchange, &o->only[DP_ID_MERGE], c->nmerge, c->merge),
+                    payload =
+                        asked_or(f->payload, &o->only[DP_ID_PAYLOAD], c->npayload, c->payload);
+    const int np = payload.n;
     dp_ways w = {0};
-    for (int i = 0; i < nm * np; i++) {
-        const dp_sending x = {.exchange = merge[i / np], .payload = payload[i % np]};
+    for (int i = 0; i < merge.n * np; i++) {
+        const dp_sending x = {.exchange = (dp_exchange)merge.of[i / np],
+                              .payload = (dp_payload)payload.of[i % np]};
         const dp_exchange_info *info = &dp_exchanges[x.exchange];
         if ((which && !info->pairs) || (i % np && !info->states)) continue;
         w.way[w.n++] = info->states ? x : (dp_sending){.exchange = x.exchange};
@@ -482,11 +490,10 @@ dp_ways dp_ways_of(const dp_case *c, const dp_run_options *o, int which) {
 
 /* Which rank owns which tokens: what is asked for, whatever the case says, else what it says. */
 static int owns_of(const dp_case *c, const dp_run_options *o, int own[DP_NOWNS]) {
-    const int asked = o->nown ? o->nown : c->nown;
+    const dp_values asked = asked_or(0, &o->only[DP_ID_OWN], c->nown, c->own);
     int n = 0;
-    for (int i = 0; i < asked; i++) {
-        const dp_own kind = o->nown ? o->own[i] : c->own[i];
-        own[n] = (int)(kind ? kind : dp_faults[o->fault].own);
+    for (int i = 0; i < asked.n; i++) {
+        own[n] = asked.of[i] ? asked.of[i] : (int)dp_faults[o->fault].own;
         if (!n || own[n] != own[n - 1]) n++;
     }
     return n;
@@ -838,23 +845,22 @@ static int owns_nothing(const dp_case *c, const dp_run_options *o, dp_own kind, 
 /* Each number of ranks is a case of its own, whose ranks are the parts that those own: the truth
  * keeps the states between them. */
 static dp_status run_owned(const selection *x, dp_own kind, dp_runs *out, dp_err *e) {
-    dp_backend owns[DP_NBACKENDS];
     dp_run_options o = *x->o;
+    dp_values *owns = &o.only[DP_ID_BACKEND];
     dp_status st = DP_OK;
-    o.nbackend = 0;
+    owns->n = 0;
     for (int b = 0; b < DP_NBACKENDS; b++)
-        if (dp_backends[b].owns && options_want(x->o, b)) owns[o.nbackend++] = (dp_backend)b;
+        if (dp_backends[b].owns && options_want(x->o, b)) owns->of[owns->n++] = b;
     const char *why = dp_faults[o.fault].even ? "this fault is of ranks that own T / N tokens each"
                       : x->c->session.text || x->c->op->has_front
                           ? "ranks of a session, and of a whole step, own T / N tokens each"
                           : NULL;
-    if (!o.nbackend) return DP_OK;
+    if (!owns->n) return DP_OK;
     if (why) {
         skip_owned(x->c, &o, kind, why, out);
         return DP_OK;
     }
-    o.backend = owns;
-    o.nranks = 0;
+    o.only[DP_ID_RANKS].n = 0;
     for (int i = 0; i < x->n && !st; i++) {
         const int64_t T = x->c->op->dims(x->c).of[DP_AXIS_T]; /* it has ranks */
         if (owns_nothing(x->c, &o, kind, T, x->ranks[i], out)) continue;
@@ -873,8 +879,10 @@ static dp_status run_owned(const selection *x, dp_own kind, dp_runs *out, dp_err
 /* A row that says why the subject cannot run here, where it is asked for and cannot. */
 static void say_absent(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
                        dp_runs *out) {
-    const int whole = !o->nranks && !o->nbase && !o->nchain && !o->nmerge && !o->fault;
-    if (!k->absent || !options_want(o, k->backend) || !(whole || o->nbackend)) return;
+    const dp_values *only = o->only;
+    const int whole = !only[DP_ID_RANKS].n && !only[DP_ID_BASE].n && !only[DP_ID_CHAIN].n &&
+                      !only[DP_ID_MERGE].n && !o->fault;
+    if (!k->absent || !options_want(o, k->backend) || !(whole || only[DP_ID_BACKEND].n)) return;
     const char *no = k->absent(k->backend, 1);
     if (!no) return;
     dp_run *r = add_run(c, k->backend, out);
@@ -888,7 +896,7 @@ static dp_status run_subjects(const dp_case *c, const dp_run_options *o, dp_runs
     int own[DP_NOWNS] = {DP_OWN_EVEN};
     selection x = {.c = c, .o = o, .n = 1, .ranks = {1}};
     const int nown = c->op->has_ranks ? owns_of(c, o, own) : 1;
-    if (c->op->has_ranks) x.n = dp_select(c->nranks, c->ranks, o->nranks, o->ranks, x.ranks);
+    if (c->op->has_ranks) x.n = dp_select(c->nranks, c->ranks, &o->only[DP_ID_RANKS], x.ranks);
     dp_status st = DP_OK;
     if (of->truth) x.truth = of->truth(c);
     for (int i = 0; i < nown && !st; i++)
@@ -909,29 +917,30 @@ static dp_status skip_case(const dp_case *c, const dp_run_options *o, dp_backend
     return DP_OK;
 }
 
-/* n backends were named, and none of them computes this. */
-static int none_computes(const dp_case *c, int n, const dp_backend *b) {
+/* Backends were named, and none of them computes this. */
+static int none_computes(const dp_case *c, const dp_values *b) {
     unsigned named = 0;
-    for (int i = 0; i < n; i++)
-        named |= 1U << b[i];
+    for (int i = 0; i < b->n; i++)
+        named |= 1U << b->of[i];
     return named && !(named & c->op->backends);
 }
 
 static const char *why_none(const dp_case *c, const dp_run_options *o) {
-    const int lapack = o->nbackend == 1 && o->backend[0] == DP_BACKEND_LAPACK;
+    const dp_values *b = &o->only[DP_ID_BACKEND];
+    const int lapack = b->n == 1 && b->of[0] == DP_BACKEND_LAPACK;
     return lapack || !c->op->why_none
                ? "the chunk solver over LAPACKE computes the recurrence, and no more"
                : c->op->why_none;
 }
 
 dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
-    static const dp_backend subject = DP_BACKEND_SUBJECT;
+    static const dp_values subject = {1, {DP_BACKEND_SUBJECT}};
     char why[128];
     snprintf(why, sizeof why, "a subject computes the recurrence, this case is op = %s",
              c->op_name);
-    if (o->subject && none_computes(c, 1, &subject))
-        return skip_case(c, o, subject, o->subject->name, why, out);
-    if (none_computes(c, o->nbackend, o->backend))
-        return skip_case(c, o, o->backend[0], NULL, why_none(c, o), out);
+    if (o->subject && none_computes(c, &subject))
+        return skip_case(c, o, DP_BACKEND_SUBJECT, o->subject->name, why, out);
+    if (none_computes(c, &o->only[DP_ID_BACKEND]))
+        return skip_case(c, o, (dp_backend)o->only[DP_ID_BACKEND].of[0], NULL, why_none(c, o), out);
     return run_subjects(c, o, out, e);
 }

@@ -33,12 +33,12 @@ static void add_ways(const dp_subject_kind *k, const dp_asked *a, dp_base base, 
     const dp_case *c = a->c;
     const dp_run_options *o = a->o;
     const int N = a->N;
-    const dp_cuda_variant plain = DP_CUDA_PLAIN, *variants = o->nvariant ? o->variant : &plain;
-    const int nvariant = o->nvariant ? o->nvariant : 1, sent = sends(c, N);
+    const dp_values *only = &o->only[DP_ID_VARIANT]; /* none: plain, which is 0 */
+    const int nvariant = only->n ? only->n : 1, sent = sends(c, N);
     const dp_ways one = {.n = 1}, w = sent ? dp_ways_of(c, o, which) : one;
     for (int i = 0; i < w.n * nvariant; i++) {
         dp_planned *x = dp_plan_add(to, k, N, base, chain);
-        x->variant = variants[i % nvariant];
+        x->variant = (dp_cuda_variant)only->of[i % nvariant];
         x->way = w.way[i / nvariant];
         x->says_way = x->way.exchange || x->way.payload; /* else an all-gather in full */
         x->design.sending = as_sent(&c->p, x->way, sent ? N : 1);

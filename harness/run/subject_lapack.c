@@ -35,7 +35,7 @@ static dp_status design_of(const dp_run_options *o, dp_base base, dp_design *d, 
 /* fp32 and fp64, and unless it is asked for on the largest number of ranks. */
 static dp_status plan(const dp_subject_kind *k, const dp_asked *a, dp_plan *to, dp_err *e) {
     const dp_case *c = a->c;
-    const int none = !a->nchain || (!a->o->nbackend && a->most > a->N);
+    const int none = !a->nchain || (!a->o->only[DP_ID_BACKEND].n && a->most > a->N);
     dp_status st = DP_OK;
     for (int i = 0; i < a->nbase && !none && !st; i++) {
         if (a->base[i] == DP_BASE_BF16) continue;

@@ -135,10 +135,11 @@ static dp_status plan(const dp_subject_kind *k, const dp_asked *a, dp_plan *to,
                       DP_UNUSED dp_err *e) {
     const dp_run_options *o = a->o;
     const dp_subject *lib = o->subject;
-    const int nb = o->nbase ? o->nbase : 1, nc = o->nchain && a->N > 1 ? o->nchain : 1;
+    const dp_values *base = &o->only[DP_ID_BASE], *chain = &o->only[DP_ID_CHAIN];
+    const int nb = base->n ? base->n : 1, nc = chain->n && a->N > 1 ? chain->n : 1;
     for (int i = 0; lib && a->N <= lib->max_ranks && i < nb * nc; i++)
-        dp_plan_add(to, k, a->N, o->nbase ? o->base[i / nc] : lib->base,
-                    o->nchain ? o->chain[i % nc] : lib->chain);
+        dp_plan_add(to, k, a->N, base->n ? (dp_base)base->of[i / nc] : lib->base,
+                    chain->n ? (dp_format)chain->of[i % nc] : lib->chain);
     return DP_OK;
 }
 

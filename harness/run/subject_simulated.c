@@ -37,7 +37,7 @@ static void add_unavailable(const dp_subject_kind *k, int N, dp_base base, const
 static dp_ways way_of_calls(const dp_case *c, const dp_run_options *o) {
     dp_ways w = {0};
     int merge;
-    w.n = dp_select(1, (const int *)c->merge, o->nmerge, (const int *)o->merge, &merge);
+    w.n = dp_select(1, (const int *)c->merge, &o->only[DP_ID_MERGE], &merge);
     if (w.n) w.way[0].exchange = (dp_exchange)merge;
     return w;
 }

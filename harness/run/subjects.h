@@ -113,7 +113,7 @@ dp_ways dp_ways_of(const dp_case *c, const dp_run_options *o, int which);
 
 /* The selection of one list: what the case offers, cut down to what the options name; returns the
  * count. */
-int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *out);
+int dp_select(int ncase, const int *in_case, const dp_values *want, int *out);
 
 /* ---- a call made again (subject_library.c) ---- */
 

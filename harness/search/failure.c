@@ -47,13 +47,10 @@ static dp_failure_kind kind_of(const dp_judgement *t) {
 
 static dp_status one_run(const dp_case *c, const dp_shrink_options *o, dp_fault fault,
                          const char *cache, dp_runs *runs, dp_err *e) {
-    const dp_backend sim[] = {DP_BACKEND_SIM}, lib[] = {DP_BACKEND_SUBJECT};
-    const dp_run_options ro = {.nbackend = 1,
-                               .backend = o->subject ? lib : sim,
-                               .nbase = c->nbase,
-                               .base = c->base,
-                               .nchain = c->nchain,
-                               .chain = c->chain,
+    const int backend = o->subject ? DP_BACKEND_SUBJECT : DP_BACKEND_SIM;
+    const dp_run_options ro = {.only = {[DP_ID_BACKEND] = {1, {backend}},
+                                        [DP_ID_BASE] = dp_values_of(c->nbase, c->base),
+                                        [DP_ID_CHAIN] = dp_values_of(c->nchain, c->chain)},
                                .fault = fault,
                                .subject = o->subject,
                                .limit_s = o->limit_s,

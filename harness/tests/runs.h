@@ -7,14 +7,13 @@
  * case too. 0: refused, and the test has failed with the message. */
 static inline int gt_judge_case(const char *text, dp_fault fault, const dp_subject *lib, dp_case *c,
                                 dp_runs *runs) {
-    static const dp_backend sim[] = {DP_BACKEND_SIM}, subject[] = {DP_BACKEND_SUBJECT};
     dp_err e = {0};
-    const dp_run_options o = {.nbackend = 1,
-                              .backend = lib ? subject : sim,
-                              .subject = lib,
-                              .limit_s = 20,
-                              .fault = fault,
-                              .cache = gt_tmpdir()};
+    const dp_run_options o = {
+        .only[DP_ID_BACKEND] = {1, {lib ? DP_BACKEND_SUBJECT : DP_BACKEND_SIM}},
+        .subject = lib,
+        .limit_s = 20,
+        .fault = fault,
+        .cache = gt_tmpdir()};
     *runs = (dp_runs){0};
     if (!gt_parse_case(text, c)) return 0;
     if (!dp_case_run(c, &o, runs, &e)) return 1;

@@ -50,13 +50,9 @@ DP_TEST(condition, equals_the_closed_form_of_equal_keys) {
 static int run(const char *name, dp_base base, int ranks, dp_fault fault, dp_runs *out) {
     dp_case c;
     dp_err e = {0};
-    const dp_backend sim[] = {DP_BACKEND_SIM};
-    const dp_run_options o = {.nranks = 1,
-                              .ranks = &ranks,
-                              .nbase = 1,
-                              .base = &base,
-                              .nbackend = 1,
-                              .backend = sim,
+    const dp_run_options o = {.only = {[DP_ID_RANKS] = {1, {ranks}},
+                                       [DP_ID_BASE] = {1, {(int)base}},
+                                       [DP_ID_BACKEND] = {1, {DP_BACKEND_SIM}}},
                               .fault = fault,
                               .cache = gt_cache()};
     if (!gt_open_case(name, &c)) return 0;

@@ -215,7 +215,6 @@ DP_TEST(drop, bits_of_a_claim) {
 static dp_verdict verdict_of(const char *name, dp_fault fault, int drop, char *why, size_t size) {
     const int ranks = 2;
     const dp_base base = DP_BASE_FP32;
-    const dp_backend sim = DP_BACKEND_SIM;
     char path[512];
     dp_case c;
     dp_err e = {0};
@@ -223,12 +222,9 @@ static dp_verdict verdict_of(const char *name, dp_fault fault, int drop, char *w
     snprintf(path, sizeof path, "%s/%s.case", gt_cases(), name);
     *why = 0;
     if (dp_case_load(path, &c, &e)) return DP_NVERDICTS;
-    const dp_run_options o = {.nranks = 1,
-                              .ranks = &ranks,
-                              .nbase = 1,
-                              .base = &base,
-                              .nbackend = 1,
-                              .backend = &sim,
+    const dp_run_options o = {.only = {[DP_ID_RANKS] = {1, {ranks}},
+                                       [DP_ID_BASE] = {1, {(int)base}},
+                                       [DP_ID_BACKEND] = {1, {DP_BACKEND_SIM}}},
                               .fault = fault,
                               .drop = drop,
                               .cache = gt_cache()};

@@ -348,19 +348,14 @@ DP_TEST(exact, runs_are_judged_with_tolerance_zero) {
     const int ranks[] = {8};
     const dp_base base[] = {DP_BASE_BF16};
     const dp_format chain[] = {DP_BF16ST};
-    const dp_backend sim[] = {DP_BACKEND_SIM};
     snprintf(path, sizeof path, "%s/exact-packed.case", gt_cases());
     REQUIRE(!dp_case_load(path, &c, &e), "%s", e.msg);
     for (int bad = 0; bad < 2; bad++) {
         dp_runs r = {0};
-        const dp_run_options o = {.nranks = 1,
-                                  .ranks = ranks,
-                                  .nbase = 1,
-                                  .base = base,
-                                  .nchain = 1,
-                                  .chain = chain,
-                                  .nbackend = 1,
-                                  .backend = sim,
+        const dp_run_options o = {.only = {[DP_ID_RANKS] = {1, {ranks[0]}},
+                                           [DP_ID_BASE] = {1, {(int)base[0]}},
+                                           [DP_ID_CHAIN] = {1, {(int)chain[0]}},
+                                           [DP_ID_BACKEND] = {1, {DP_BACKEND_SIM}}},
                                   .fault = bad ? DP_FAULT_MERGE_SCALED : DP_FAULT_NONE,
                                   .cache = gt_cache()};
         REQUIRE(!dp_case_run(&c, &o, &r, &e) && r.n > 0, "%s", e.msg);
@@ -423,22 +418,16 @@ DP_TEST(exact, a_wrong_row_says_whose_data_it_holds) {
     const dp_base base[] = {DP_BASE_FP32, DP_BASE_BF16};
     const dp_format chain[] = {DP_BF16};
     const dp_exchange merge[] = {DP_EXCHANGE_ALLGATHER};
-    const dp_backend sim[] = {DP_BACKEND_SIM};
     for (size_t i = 0; i < sizeof SOURCES / sizeof *SOURCES; i += GT_SANITIZED ? 4 : 1) {
         char path[512];
         dp_case c;
         dp_err e = {0};
         dp_runs r = {0};
-        const dp_run_options o = {.nranks = 1,
-                                  .ranks = &SOURCES[i].ranks,
-                                  .nbase = 2,
-                                  .base = base,
-                                  .nchain = 1,
-                                  .chain = chain,
-                                  .nmerge = 1,
-                                  .merge = merge,
-                                  .nbackend = 1,
-                                  .backend = sim,
+        const dp_run_options o = {.only = {[DP_ID_RANKS] = {1, {SOURCES[i].ranks}},
+                                           [DP_ID_BASE] = {2, {(int)base[0], (int)base[1]}},
+                                           [DP_ID_CHAIN] = {1, {(int)chain[0]}},
+                                           [DP_ID_MERGE] = {1, {(int)merge[0]}},
+                                           [DP_ID_BACKEND] = {1, {DP_BACKEND_SIM}}},
                                   .fault = SOURCES[i].fault,
                                   .cache = gt_cache()};
         snprintf(path, sizeof path, "%s/%s.case", gt_cases(), SOURCES[i].case_name);

@@ -199,12 +199,10 @@ static int run_by(const char *name, dp_fault fault, int ranks, dp_base base, dp_
         c.npayload = 1;
         c.payload[0] = way->payload;
     }
-    const dp_run_options o = {.nchain = 1,
-                              .chain = &chain,
-                              .nown = own != DP_OWN_EVEN,
-                              .own = &own,
-                              .fault = fault,
-                              .cache = gt_cache()};
+    const dp_run_options o = {
+        .only = {[DP_ID_CHAIN] = {1, {(int)chain}}, [DP_ID_OWN] = {own != DP_OWN_EVEN, {(int)own}}},
+        .fault = fault,
+        .cache = gt_cache()};
     const int ok = dp_case_run(&c, &o, out, &e) == DP_OK && out->n > 0;
     if (!ok) gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
     dp_case_free(&c);

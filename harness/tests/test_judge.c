@@ -206,8 +206,7 @@ DP_TEST(judge, judges_ten_tensors_of_three_ranks_exactly_as_the_run_that_made_th
     judged j;
     dp_runs run = {0};
     dp_err e = {0};
-    const dp_backend sim = DP_BACKEND_SIM;
-    const dp_run_options ro = {.nbackend = 1, .backend = &sim};
+    const dp_run_options ro = {.only[DP_ID_BACKEND] = {1, {DP_BACKEND_SIM}}};
     simulate(WIDE, &x);
     write_inputs(&x.c.p, 3, 0, SAID);
     write_outputs(&x.c.p, &x.s.out, ALL, 3, 0, "F64");

@@ -51,7 +51,7 @@ DP_TEST(lapack, every_result_and_every_intermediate_is_judged_by_name) {
                                "x:backend=lapack,ranks=4,base=fp64,chain=fp32",
                                "x:backend=lapack,ranks=4,base=fp32,chain=fp32"};
     for (int again = 0; again < 2; again++) { /* the second time from the cache */
-        const dp_run_options o = {.nbackend = 1, .backend = &be, .cache = gt_tmpdir()};
+        const dp_run_options o = {.only[DP_ID_BACKEND] = {1, {(int)be}}, .cache = gt_tmpdir()};
         dp_runs runs = {0};
         dp_err e = {0};
         REQUIRE(!dp_case_run(&c, &o, &runs, &e), "%s", e.msg);

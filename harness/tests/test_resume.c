@@ -187,7 +187,8 @@ DP_TEST(resume, packed_runs_that_are_cut_are_refused) {
     char path[600];
     static const int ranks = 1;
     const dp_base base = DP_BASE_FP32;
-    const dp_run_options o = {.nranks = 1, .ranks = &ranks, .nbase = 1, .base = &base};
+    const dp_run_options o = {
+        .only = {[DP_ID_RANKS] = {1, {ranks}}, [DP_ID_BASE] = {1, {(int)base}}}};
     snprintf(path, sizeof path, "%s/smoke-mkda2.case", gt_cases());
     REQUIRE(!dp_case_load(path, &c, &e) && !dp_case_run(&c, &o, &r, &e), "%s", e.msg);
     REQUIRE(r.n > 0, "no run");

@@ -432,7 +432,6 @@ DP_TEST(session, a_failure_names_its_call) {
 DP_TEST(session, what_is_cached_belongs_to_the_schedule) {
     static const char *const AS[] = {"backward = no\n", "session = 20,3-1,4\n", "session = 5\n",
                                      "session = 5\nsession_state = fp16\n"};
-    const dp_backend sim[] = {DP_BACKEND_SIM};
     for (size_t i = 0; i < sizeof AS / sizeof *AS; i++) {
         dp_judgement t[2];
         for (int cached = 0; cached < 2; cached++) {
@@ -440,8 +439,8 @@ DP_TEST(session, what_is_cached_belongs_to_the_schedule) {
             dp_err e = {0};
             dp_runs runs = {0};
             char text[512];
-            const dp_run_options o = {
-                .nbackend = 1, .backend = sim, .cache = cached ? gt_tmpdir() : NULL};
+            const dp_run_options o = {.only[DP_ID_BACKEND] = {1, {DP_BACKEND_SIM}},
+                                      .cache = cached ? gt_tmpdir() : NULL};
             snprintf(text, sizeof text, HEAD "op = kda\nT = 41\nK = 16\nbase = bf16\n%s", AS[i]);
             if (!gt_parse_case(text, &c)) return;
             REQUIRE(!dp_case_run(&c, &o, &runs, &e), "%s", e.msg);

@@ -227,8 +227,8 @@ DP_TEST(slots, every_fault_is_red_in_a_pool_and_the_right_session_green) {
 
 /* The solver over LAPACKE has no slots: that nobody judged them is a run that was skipped. */
 DP_TEST(slots, a_solver_without_slots_says_so) {
-    static const dp_backend lapack[] = {DP_BACKEND_LAPACK};
-    const dp_run_options o = {.nbackend = 1, .backend = lapack, .cache = gt_tmpdir()};
+    const dp_run_options o = {.only[DP_ID_BACKEND] = {1, {DP_BACKEND_LAPACK}},
+                              .cache = gt_tmpdir()};
     static const char *const SLOTS[] = {"session_slots = 4\n", ""};
     for (int k = 0; k < 2; k++) {
         char text[512];

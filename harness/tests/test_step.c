@@ -24,13 +24,9 @@ static int load(dp_case *c) {
 
 static int run(const dp_case *c, dp_base base, int ranks, dp_runs *out) {
     dp_err e = {0};
-    const dp_backend sim = DP_BACKEND_SIM;
-    const dp_run_options o = {.nranks = 1,
-                              .ranks = &ranks,
-                              .nbase = 1,
-                              .base = &base,
-                              .nbackend = 1,
-                              .backend = &sim,
+    const dp_run_options o = {.only = {[DP_ID_RANKS] = {1, {ranks}},
+                                       [DP_ID_BASE] = {1, {(int)base}},
+                                       [DP_ID_BACKEND] = {1, {DP_BACKEND_SIM}}},
                               .cache = gt_tmpdir()};
     const int ok = dp_case_run(c, &o, out, &e) == DP_OK && out->n == 1;
     if (!ok) gt_fail(__FILE__, __LINE__, "run", "%s", e.msg);

@@ -241,8 +241,8 @@ DP_TEST(stored, right_sessions_pass_and_another_format_is_red) {
         dp_err e = {0};
         dp_runs runs = {0};
         char text[512];
-        const dp_backend sim[] = {DP_BACKEND_SIM};
-        const dp_run_options o = {.nbackend = 1, .backend = sim, .cache = gt_tmpdir()};
+        const dp_run_options o = {.only[DP_ID_BACKEND] = {1, {DP_BACKEND_SIM}},
+                                  .cache = gt_tmpdir()};
         snprintf(text, sizeof text,
                  "reason = r\nsource = s\nop = kda\nT = 60\nK = 16\nV = 40\nbase = fp32\n"
                  "session = 20,4-2,1\nsession_state = %s\n",

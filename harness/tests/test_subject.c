@@ -25,8 +25,8 @@ typedef struct {
 static int run(int line, const char *bad, double limit_s, trial *t) {
     dp_err e = {0};
     setenv("BAD", bad, 1);
-    const dp_backend b = DP_BACKEND_SUBJECT;
-    const dp_run_options o = {.nbackend = 1, .backend = &b, .subject = &t->s, .limit_s = limit_s};
+    const dp_run_options o = {
+        .only[DP_ID_BACKEND] = {1, {DP_BACKEND_SUBJECT}}, .subject = &t->s, .limit_s = limit_s};
     const dp_status st = dp_case_run(&t->c, &o, &t->runs, &e);
     unsetenv("BAD");
     if (st) gt_fail(__FILE__, line, bad, "%s", e.msg);
