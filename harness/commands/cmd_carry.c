@@ -173,9 +173,7 @@ int dp_cmd_carry(int argc, char **argv) {
                "within its sound bound, 1 one is not, 2 could not run."};
     dp_err e = {0};
     int rc = 0, broken = 0;
-    dp_old_outputs_expect(argc, argv);
-    dp_parse(&a, argc, argv, &o);
-    dp_old_outputs_forget();
+    dp_parse_writing(&a, argc, argv, &o);
     if (dp_output_check(o.of.json, &e)) return dp_refuse(&e);
     json_t *list = json_array();
     for (int i = 0; i < o.of.nname && !rc; i++) {

@@ -91,17 +91,15 @@ static const char *who(const options *o) {
 
 static void record(json_t *list, const char *name, const dp_problem *p, int N, const options *o,
                    int head0, const dp_check *c) {
-    json_t *x =
-        json_pack("{ss sI si si ss ss ss ss ss sI sf}", "case", name, "T", (json_int_t)p->T, "HV",
-                  p->HV, "ranks", N, "backend", who(o), "base", dp_base_names[o->s.base], "check",
-                  c->name, "promise", c->promise, "verdict", dp_verdict_names[c->verdict],
-                  "compared", (json_int_t)c->compared, "seconds", c->seconds);
-    json_object_set_new(x, "first_head", json_integer(head0));
-    json_object_set_new(x, "within_bounds", json_boolean(c->within_bounds));
-    if (o->s.variant)
-        json_object_set_new(x, "variant", json_string(dp_cuda_variant_names[o->s.variant]));
-    if (c->why[0]) json_object_set_new(x, "why", json_string(c->why));
-    json_array_append_new(list, x);
+    const char *variant = o->s.variant ? dp_cuda_variant_names[o->s.variant] : NULL;
+    json_array_append_new(list,
+                          json_pack("{ss sI si si ss ss ss ss ss sI sf si sb ss* ss*}", "case",
+                                    name, "T", (json_int_t)p->T, "HV", p->HV, "ranks", N, "backend",
+                                    who(o), "base", dp_base_names[o->s.base], "check", c->name,
+                                    "promise", c->promise, "verdict", dp_verdict_names[c->verdict],
+                                    "compared", (json_int_t)c->compared, "seconds", c->seconds,
+                                    "first_head", head0, "within_bounds", c->within_bounds,
+                                    "variant", variant, "why", *c->why ? c->why : NULL));
 }
 
 /* Blocks of heads share the checks, so that each check sees one block and each block some checks;
@@ -203,10 +201,8 @@ int dp_cmd_check(int argc, char **argv) {
                                "status 0 everything held, 1 something did not, 2 could not run."};
     dp_err e = {0};
     int count[DP_NVERDICTS] = {0}, rc = 0;
-    dp_old_outputs_expect(argc, argv);
-    dp_parse(&a, argc, argv, &o);
+    dp_parse_writing(&a, argc, argv, &o);
     dp_old_outputs_remove(NULL, o.of.json);
-    dp_old_outputs_forget();
     if (o.of.only[DP_ID_BACKEND].n) o.s.backend = o.of.only[DP_ID_BACKEND].of[0];
     if (open_subject(&o, &e)) return refuse(&e);
     json_t *list = json_array();

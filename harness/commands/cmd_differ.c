@@ -172,47 +172,42 @@ static json_t *tensor_json(const dp_differ_tensor *t) {
     if (t->only) return x;
     json_object_set_new(x, "verdict", json_string(dp_differ_names[t->kind]));
     if (!t->different) return x;
-    json_t *most = place_json(&t->at);
-    json_object_set_new(most, "index", json_integer(t->index));
-    json_object_set_new(most, "difference", dp_json_number(t->most));
-    json_object_set_new(most, "a", dp_json_number(t->a));
-    json_object_set_new(most, "b", dp_json_number(t->b));
-    json_object_set_new(x, "relative", dp_json_number(t->relative));
-    json_object_set_new(x, "largest", most);
-    if (isnan(t->share)) return x;
-    json_t *row = place_json(&t->worst);
-    json_object_set_new(row, "share", dp_json_number(t->share));
-    json_object_set_new(row, "difference", dp_json_number(t->off));
-    json_object_set_new(row, "allowed", dp_json_number(t->allowed));
-    json_object_set_new(x, "worst_row", row);
+    json_t *most = place_json(&t->at), *row = place_json(&t->worst);
+    json_object_update_new(most, json_pack("{sI so so so}", "index", (json_int_t)t->index,
+                                           "difference", dp_json_number(t->most), "a",
+                                           dp_json_number(t->a), "b", dp_json_number(t->b)));
+    json_object_update_new(row, json_pack("{so so so}", "share", dp_json_number(t->share),
+                                          "difference", dp_json_number(t->off), "allowed",
+                                          dp_json_number(t->allowed)));
+    json_object_update_new(
+        x, json_pack("{so so}", "relative", dp_json_number(t->relative), "largest", most));
+    if (isnan(t->share))
+        json_decref(row);
+    else
+        json_object_set_new(x, "worst_row", row);
     return x;
 }
 
 static json_t *side_json(const dp_differ_answer *a, int k) {
     char claim[400];
     differ_claim(&a->s[k], claim, sizeof claim);
-    json_t *x = json_pack("{ss ss sf}", "name", differ_name(&a->s[k]), "claim", claim, "seconds",
-                          a->d->seconds[k]);
-    if (*a->d->unbounded[k]) json_object_set_new(x, "no_bounds", json_string(a->d->unbounded[k]));
-    if (a->truth[k]) {
-        json_object_set_new(x, "truth", json_string(dp_verdict_names[a->truth[k]->verdict]));
-        json_object_set_new(x, "why", json_string(a->truth[k]->why));
-    }
-    return x;
+    const dp_run *r = a->truth[k];
+    return json_pack("{ss ss sf ss* ss* ss*}", "name", differ_name(&a->s[k]), "claim", claim,
+                     "seconds", a->d->seconds[k], "no_bounds",
+                     *a->d->unbounded[k] ? a->d->unbounded[k] : NULL, "truth",
+                     r ? dp_verdict_names[r->verdict] : NULL, "why", r ? r->why : NULL);
 }
 
 static json_t *differ_json(const dp_differ_answer *a) {
     json_t *list = json_array();
     for (int i = 0; i < a->d->n; i++)
         json_array_append_new(list, tensor_json(&a->d->t[i]));
-    json_t *x = json_pack("{ss sI si si si si ss si so so so}", "case", a->case_name, "T",
-                          (json_int_t)a->p->T, "HV", a->p->HV, "K", a->p->K, "V", a->p->V, "ranks",
-                          a->N, "verdict", dp_differ_names[a->d->kind], "status", a->status, "A",
-                          side_json(a, 0), "B", side_json(a, 1), "tensors", list);
-    if (a->d->first >= 0)
-        json_object_set_new(x, "first_beyond", json_string(a->d->t[a->d->first].name));
-    if (*a->no_truth) json_object_set_new(x, "no_truth", json_string(a->no_truth));
-    return x;
+    return json_pack("{ss sI si si si si ss si so so so ss* ss*}", "case", a->case_name, "T",
+                     (json_int_t)a->p->T, "HV", a->p->HV, "K", a->p->K, "V", a->p->V, "ranks", a->N,
+                     "verdict", dp_differ_names[a->d->kind], "status", a->status, "A",
+                     side_json(a, 0), "B", side_json(a, 1), "tensors", list, "first_beyond",
+                     a->d->first >= 0 ? a->d->t[a->d->first].name : NULL, "no_truth",
+                     *a->no_truth ? a->no_truth : NULL);
 }
 
 /* ---- the command ----------------------------------------------------------------------------- */
@@ -472,10 +467,8 @@ int dp_cmd_differ(int argc, char **argv) {
     dp_err e = {0};
     int rc = 0;
     json_t *list = json_array();
-    dp_old_outputs_expect(argc, argv);
-    dp_parse(&a, argc, argv, &o);
+    dp_parse_writing(&a, argc, argv, &o);
     dp_old_outputs_remove(NULL, o.of.json);
-    dp_old_outputs_forget();
     dp_status st = dp_output_check(o.of.json, &e);
     for (int k = 0; k < 2 && !st; k++)
         st = open_side(&o, k, &e);

@@ -199,8 +199,6 @@ int dp_cmd_judge(int argc, char **argv) {
                "layouts.\vSettings without an option come from the files' metadata. Exit status 0 "
                "pass, 1 a verdict failed, 2 could not judge."};
     DP_OWN char *command = dp_command_line(argc, argv);
-    dp_old_outputs_expect(argc, argv);
-    dp_parse(&a, argc, argv, &o);
-    dp_old_outputs_forget();
+    dp_parse_writing(&a, argc, argv, &o);
     return dp_outputs_check(&o.of) || check_usage(&o) ? 2 : judge(&o, command);
 }

@@ -912,9 +912,7 @@ int dp_cmd_run(int argc, char **argv) {
     int again[2] = {DP_RUNS_CALLED_AGAIN, DP_RUNS_CALLED_AGAIN};
     options o = {.of = dp_options_new(0, 256), .again = again};
     DP_OWN char *command = dp_command_line(argc, argv);
-    dp_old_outputs_expect(argc, argv);
-    dp_parse(&ARGP, argc, argv, &o);
-    dp_old_outputs_forget();
+    dp_parse_writing(&ARGP, argc, argv, &o);
     return run_options(&o, command);
 }
 

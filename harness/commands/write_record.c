@@ -4,6 +4,7 @@
 #include "harness/base/terminal.h"
 #include "harness/record/record.h"
 #include "print_failures.h"
+#include "ref/files/input.h"
 #include "ref/files/output.h"
 
 #include <errno.h>
@@ -28,21 +29,13 @@ static void remove_file(const char *folder, const char *name) {
 
 /* NULL: there is none, or not of this program. */
 static char *read_page(const char *path) {
-    char *text = NULL;
-    FILE *f = fopen(path, "re");
-    if (!f) return NULL;
-    if (!fseek(f, 0, SEEK_END) && ftell(f) > 0 && ftell(f) < LONGEST_PAGE) {
-        const size_t n = (size_t)ftell(f);
-        rewind(f);
-        text = calloc(n + 1, 1);
-        if (!text) abort();
-        if (fread(text, 1, n, f) != n || !strstr(text, "<title>deltaproof")) {
-            free(text);
-            text = NULL;
-        }
-    }
-    fclose(f);
-    return text;
+    char *text;
+    size_t n;
+    dp_err e;
+    if (dp_input_read(path, LONGEST_PAGE, &text, &n, &e)) return NULL;
+    if (strstr(text, "<title>deltaproof")) return text;
+    free(text);
+    return NULL;
 }
 
 /* The figures that the page names (reports/report.py, own_figures). */
@@ -96,7 +89,7 @@ static void at_end(int status, DP_UNUSED void *arg) {
     DP_OWN char *page = status && expected_page ? read_page(expected_page) : NULL;
     if (page) unlink(expected_page);
     if (status) dp_old_outputs_remove(expected_folder, expected_json);
-    dp_old_outputs_forget();
+    expected_folder = expected_json = expected_page = NULL;
 }
 
 const char *dp_argument(const char *name, int argc, char **argv) {
@@ -112,14 +105,14 @@ const char *dp_argument(const char *name, int argc, char **argv) {
     return value;
 }
 
-void dp_old_outputs_expect(int argc, char **argv) {
+void dp_parse_writing(const struct argp *a, int argc, char **argv, void *input) {
     expected_folder = dp_argument("--out", argc, argv);
     expected_json = dp_argument("--json", argc, argv);
     expected_page = dp_argument("--history", argc, argv);
     if (expected_folder || expected_json || expected_page) on_exit(at_end, NULL);
+    dp_parse(a, argc, argv, input);
+    expected_folder = expected_json = expected_page = NULL;
 }
-
-void dp_old_outputs_forget(void) { expected_folder = expected_json = expected_page = NULL; }
 
 /* ---- what a command writes ------------------------------------------------------------------- */
 
