@@ -1101,12 +1101,10 @@ dp_chain_error dp_chain_error_of(const dp_error_bound_base *w, dp_chain_span spa
     const int K = w->ref->p->K, n = span.g1 - span.g0;
     const int64_t KK = (int64_t)K * K;
     dp_chain_error e = {.b = dp_doubles(dp_chain_error_size(&w->r, K))};
-    DP_OWN double *P = dp_doubles(KK), *Q = dp_doubles(KK), *M = dp_doubles(KK),
+    /* the chain starts at I: its first factor is rounded too */
+    DP_OWN double *P = dp_identity(K), *Q = dp_doubles(KK), *M = dp_doubles(KK),
                   *D = dp_doubles(KK);
     double bias = 0;
-    /* the chain starts at I: its first factor is rounded too */
-    for (int x = 0; x < K; x++)
-        P[(int64_t)x * K + x] = 1;
     for (int i = 0; i < n; i++) {
         const int g = span.trans ? span.g1 - 1 - i : span.g0 + i;
         const dp_chunk_bound *cb = &w->b[(int64_t)g * w->ref->p->HV + span.hv];
@@ -1114,9 +1112,7 @@ dp_chain_error dp_chain_error_of(const dp_error_bound_base *w, dp_chain_span spa
         const dp_factor_error x = dp_factor_error_of(cb, span.trans);
         dp_bound_chain_step(&w->r, span.format, K, M, D, &x, cb->mu, P, e.b, &bias);
         dp_mm(DP_FP64, 0, 0, K, K, K, M, P, Q);
-        double *t = P;
-        P = Q;
-        Q = t;
+        dp_swap(&P, &Q);
         e.fro = dp_chain_error_norm(&w->r, K, e.b) + bias;
         if (traj && (i & (i + 1)) == 0) *traj++ = e.fro;
     }

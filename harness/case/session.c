@@ -1,5 +1,6 @@
 /* The schedule of a session, read and walked (session.h). */
 #include "session.h"
+#include "ref/vocabulary/context.h"
 #include "ref/vocabulary/text.h"
 
 #include <stdio.h>
@@ -89,9 +90,8 @@ const char *dp_session_kept(const dp_session *s) {
 /* ---- walking --------------------------------------------------------------------------------- */
 
 dp_status dp_session_fits(const dp_session *s, const int64_t *cu, int Nseq, dp_err *e) {
-    int64_t longest = 0, done = 0;
-    for (int i = 0; i < Nseq; i++)
-        if (cu[i + 1] - cu[i] > longest) longest = cu[i + 1] - cu[i];
+    const int64_t longest = dp_longest_sequence(cu, Nseq);
+    int64_t done = 0;
     for (int i = 0; i < s->n; i++) {
         if (done >= longest)
             return dp_fail(e, DP_EINPUT,

@@ -109,9 +109,9 @@ static dp_format chain_of(dp_base b) {
 }
 
 static dp_precision_request request(const dp_bisect_options *o, const dp_case *c) {
-    const dp_one_run one = dp_options_one(&o->of, c, NULL);
+    const dp_sim_policy one = dp_options_one(&o->of, c, NULL);
     dp_precision_request q = {.p = &c->p,
-                              .N = one.ranks,
+                              .N = one.N,
                               .backward = c->backward,
                               .from = o->from,
                               .to = o->to,
@@ -210,10 +210,10 @@ static void print_place(const dp_bisect_row *x) {
     putchar('\n');
 }
 
-static void print_id(const dp_case *c, const dp_one_run *r, dp_own own, dp_fault fault) {
+static void print_id(const dp_case *c, const dp_sim_policy *r, dp_own own) {
     DP_OWN char *id = dp_run_id(&(dp_run){.case_name = c->name,
                                           .backend = DP_BACKEND_SIM,
-                                          .ranks = r->ranks,
+                                          .ranks = r->N,
                                           .own = own,
                                           .has_base = 1,
                                           .base = r->base,
@@ -222,7 +222,7 @@ static void print_id(const dp_case *c, const dp_one_run *r, dp_own own, dp_fault
                                           .has_merge = 1,
                                           .merge = r->merge,
                                           .payload = r->payload,
-                                          .fault = fault});
+                                          .fault = r->fault});
     printf("%s: every stage on true inputs\n", id);
 }
 
@@ -244,16 +244,15 @@ static void print_stages(const dp_bisect_options *o, const dp_case *c, const dp_
 }
 
 /* Ranks that cannot own the tokens so, or a fault that is of none that do. */
-static int refuses(const dp_case *c, dp_own own, const dp_one_run *r, int parts, dp_fault fault,
-                   dp_err *e) {
-    if (own && dp_faults[fault].even)
+static int refuses(const dp_case *c, dp_own own, const dp_sim_policy *r, int parts, dp_err *e) {
+    if (own && dp_faults[r->fault].even)
         return dp_fail(
             e, DP_EINPUT,
             "bisect stage: --own %s: the fault %s is of ranks that own T / N tokens each",
-            dp_own_names[own], dp_faults[fault].name);
+            dp_own_names[own], dp_faults[r->fault].name);
     if (!parts)
         return dp_fail(e, DP_EINPUT, "%s: T = %lld tokens are too few for --own %s, --ranks %d",
-                       c->path, (long long)dp_case_tokens(c), dp_own_names[own], r->ranks);
+                       c->path, (long long)dp_case_tokens(c), dp_own_names[own], r->N);
     return 0;
 }
 
@@ -261,15 +260,14 @@ static int refuses(const dp_case *c, dp_own own, const dp_one_run *r, int parts,
 static int dp_bisect_ranks(const dp_bisect_options *o, const dp_case *c, dp_err *e) {
     DP_FREED(dp_bisect_free) dp_bisect b = {0};
     const char *name;
-    const dp_one_run r = dp_options_one(&o->of, c, NULL);
-    const dp_fault fault = o->of.fault;
-    const dp_own own = dp_fault_own(fault, dp_option_first(&o->of, DP_ID_OWN, DP_OWN_EVEN));
-    dp_sim_policy how = {r.ranks, r.base, r.chain, r.merge, fault, c->backward, r.payload};
+    const dp_sim_policy r = dp_options_one(&o->of, c, NULL);
+    const dp_own own = dp_fault_own(r.fault, dp_option_first(&o->of, DP_ID_OWN, DP_OWN_EVEN));
+    dp_sim_policy how = r;
     dp_case owned = *c;
-    owned.p = dp_bisect_owned(&c->p, own, r.ranks, &how.N);
-    if (refuses(c, own, &r, how.N, fault, e)) return 2;
+    owned.p = dp_bisect_owned(&c->p, own, r.N, &how.N);
+    if (refuses(c, own, &r, how.N, e)) return 2;
     if (dp_step_bisect(&owned, &how, o->runs, o->verbose, &b, e)) return 2;
-    print_id(c, &r, own, fault);
+    print_id(c, &r, own);
     if (!dp_bisect_first(&b, &name) && dp_bisect_expected(&owned.p, &how, c->input_dtype, &b, e))
         return 2;
     const dp_bisect_row *wrong = dp_bisect_first(&b, &name);
@@ -404,14 +402,11 @@ static int unsteady(const dp_bisect_options *o, const dp_case *c, const dp_subje
 static dp_status run_library(const dp_bisect_options *o, dp_case *c, dp_subject *lib, dp_runs *runs,
                              dp_err *e) {
     if (dp_options_open(&o->of, lib, e)) return e->code;
-    const dp_one_run r = dp_options_one(&o->of, c, lib);
-    if (r.ranks > lib->max_ranks)
-        return dp_fail(e, DP_EINPUT, "--ranks %d: %s takes up to %d", r.ranks, lib->name,
+    const dp_sim_policy r = dp_options_one(&o->of, c, lib);
+    if (r.N > lib->max_ranks)
+        return dp_fail(e, DP_EINPUT, "--ranks %d: %s takes up to %d", r.N, lib->name,
                        lib->max_ranks);
-    c->ranks[0] = r.ranks;
-    c->base[0] = r.base;
-    c->chain[0] = r.chain;
-    c->nranks = c->nbase = c->nchain = 1;
+    dp_case_only(c, &r);
     const dp_run_options ro = {.only = {[DP_ID_BACKEND] = {1, {DP_BACKEND_SUBJECT}},
                                         [DP_ID_BASE] = {1, {(int)r.base}},
                                         [DP_ID_CHAIN] = {1, {(int)r.chain}}},

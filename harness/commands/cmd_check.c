@@ -95,7 +95,7 @@ static void record(json_t *list, const char *name, const dp_problem *p, int N, c
     json_array_append_new(list,
                           json_pack("{ss sI si si ss ss ss ss ss sI sf si sb ss* ss*}", "case",
                                     name, "T", (json_int_t)p->T, "HV", p->HV, "ranks", N, "backend",
-                                    who(o), "base", dp_base_names[o->s.base], "check", c->name,
+                                    who(o), "base", dp_base_names[o->s.run.base], "check", c->name,
                                     "promise", c->promise, "verdict", dp_verdict_names[c->verdict],
                                     "compared", (json_int_t)c->compared, "seconds", c->seconds,
                                     "first_head", head0, "within_bounds", c->within_bounds,
@@ -140,16 +140,11 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
     else if (c.allow_nonfinite)
         st = dp_fail(e, DP_EINPUT, "%s: nonfinite = allow: equalities of NaN prove nothing", path);
     if (!st) st = dp_options_split(&o->of, &c, o->tokens, e);
-    const dp_one_run run = dp_options_one(&o->of, &c, o->s.library);
-    const int N = run.ranks;
+    o->s.run = dp_options_one(&o->of, &c, o->s.library);
+    const int N = o->s.run.N;
     dp_design design;
     if (!st && o->s.library && o->library.design)
-        st = dp_design_parse(o->library.design, run.base, &design, e);
-    o->s.base = run.base;
-    o->s.chain = run.chain;
-    o->s.merge = run.merge;
-    o->s.payload = run.payload;
-    o->s.fault = o->of.fault;
+        st = dp_design_parse(o->library.design, o->s.run.base, &design, e);
     o->s.progress = resized;
     o->s.input_dtype = c.input_dtype;
     const int HV = o->heads ? o->heads : c.p.HV, each = HV / DP_NCHECKS > 2 ? HV / DP_NCHECKS : 2,
@@ -167,11 +162,12 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
         const char *only = of_block(o, h / block, (HV + block - 1) / block, names, sizeof names);
         printf("%s: T = %lld, heads %d to %d of %d, K = %d, V = %d, %d ranks, base %s, chain %s, "
                "%s%s%s%s%s%s\n",
-               c.name, (long long)p.T, h, h + n - 1, HV, p.K, p.V, N, dp_base_names[o->s.base],
-               dp_formats[o->s.chain].name, who(o), p.memory ? ", arrays on the device" : "",
+               c.name, (long long)p.T, h, h + n - 1, HV, p.K, p.V, N, dp_base_names[o->s.run.base],
+               dp_formats[o->s.run.chain].name, who(o), p.memory ? ", arrays on the device" : "",
                o->s.variant ? ", variant " : "",
                o->s.variant ? dp_cuda_variant_names[o->s.variant] : "",
-               o->s.fault ? ", fault " : "", o->s.fault ? dp_faults[o->s.fault].name : "");
+               o->s.run.fault ? ", fault " : "",
+               o->s.run.fault ? dp_faults[o->s.run.fault].name : "");
         fflush(stdout);
         st = check_problem(c.name, &p, N, o, only, h, count, list, e);
         if (resized) dp_problem_free(&p);

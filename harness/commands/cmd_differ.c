@@ -50,12 +50,13 @@ static const char *differ_name(const dp_check_subject *s) {
 
 static void differ_claim(const dp_check_subject *s, char *out, size_t size) {
     const char *design = s->library ? s->library->design : "";
-    snprintf(
-        out, size, "base %s, chain %s%s%s%s%s", dp_base_names[s->base], dp_formats[s->chain].name,
-        !design   ? ", design not declared: taken as the default of its base"
-        : *design ? ", design "
-                  : "",
-        design ? design : "", s->fault ? ", fault " : "", s->fault ? dp_faults[s->fault].name : "");
+    snprintf(out, size, "base %s, chain %s%s%s%s%s", dp_base_names[s->run.base],
+             dp_formats[s->run.chain].name,
+             !design   ? ", design not declared: taken as the default of its base"
+             : *design ? ", design "
+                       : "",
+             design ? design : "", s->run.fault ? ", fault " : "",
+             s->run.fault ? dp_faults[s->run.fault].name : "");
 }
 
 static void place_text(const dp_place *at, char *out, size_t size) {
@@ -306,16 +307,11 @@ static dp_status open_side(options *o, int k, dp_err *e) {
 
 /* Its claims on a case, and the ranks that it would have where nobody says. */
 static int claim_on(options *o, int k, const dp_case *c) {
-    const dp_one_run r = dp_options_one(&o->side[k], c, o->s[k].library);
-    o->s[k].base = r.base;
-    o->s[k].chain = r.chain;
-    o->s[k].merge = r.merge;
-    o->s[k].payload = r.payload;
-    o->s[k].fault = o->side[k].fault;
+    o->s[k].run = dp_options_one(&o->side[k], c, o->s[k].library);
     o->s[k].limit_s = o->of.limit_s;
     o->s[k].input_dtype = c->input_dtype;
     o->s[k].shows = 1;
-    return r.ranks;
+    return o->s[k].run.N;
 }
 
 /* ---- against the truth ----------------------------------------------------------------------- */
@@ -330,15 +326,11 @@ static dp_status judge(const options *o, int k, const dp_case *of, int N, int ba
                        dp_runs *runs, dp_err *e) {
     const dp_check_subject *s = &o->s[k];
     dp_case c = *of;
-    c.nranks = c.nbase = c.nchain = c.nmerge = c.npayload = 1;
+    dp_case_only(&c, &s->run);
     c.ranks[0] = N;
-    c.base[0] = s->base;
-    c.chain[0] = s->chain;
-    c.merge[0] = s->merge;
-    c.payload[0] = s->payload;
     c.backward = backward;
     const dp_run_options ro = {.only[DP_ID_BACKEND] = {1, {(int)s->backend}},
-                               .fault = s->fault,
+                               .fault = s->run.fault,
                                .subject = s->library,
                                .limit_s = s->limit_s,
                                .truth = dp_options_truth(&o->of),

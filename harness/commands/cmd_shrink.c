@@ -58,13 +58,7 @@ static void on_step(const char *what, DP_UNUSED const dp_case *c, DP_UNUSED int 
 }
 
 static dp_shrink_options request(const options *o, const dp_case *c, const dp_subject *s) {
-    const dp_one_run x = dp_options_one(&o->of, c, s);
-    return (dp_shrink_options){.ranks = x.ranks,
-                               .base = x.base,
-                               .chain = x.chain,
-                               .merge = x.merge,
-                               .payload = x.payload,
-                               .fault = o->of.fault,
+    return (dp_shrink_options){.run = dp_options_one(&o->of, c, s),
                                .subject = s,
                                .limit_s = o->of.limit_s,
                                .max_tries = o->of.tries ? o->of.tries : 20000,
@@ -78,10 +72,11 @@ static char *command_of(const options *o, const dp_case *c, const dp_shrink_opti
     DP_OWN char *subject = dp_options_again_text(&o->of, 1);
     return dp_text_new("deltaproof shrink %s --ranks %d --base %s --chain %s --exchange %s"
                        "%s%s%s%s%s",
-                       c->name, r->ranks, dp_base_names[r->base], dp_formats[r->chain].name,
-                       dp_exchange_names[r->merge], r->payload ? " --payload " : "",
-                       r->payload ? dp_payload_names[r->payload] : "", r->fault ? " --fault " : "",
-                       r->fault ? dp_faults[r->fault].name : "", subject);
+                       c->name, r->run.N, dp_base_names[r->run.base], dp_formats[r->run.chain].name,
+                       dp_exchange_names[r->run.merge], r->run.payload ? " --payload " : "",
+                       r->run.payload ? dp_payload_names[r->run.payload] : "",
+                       r->run.fault ? " --fault " : "",
+                       r->run.fault ? dp_faults[r->run.fault].name : "", subject);
 }
 
 /* The written file is read again and must fail for the same reason. */
@@ -99,7 +94,8 @@ static dp_status write_and_check(const options *o, const dp_case *c, const dp_sh
              (long long)s->numbers_before, why);
     dp_status st = dp_shrunk_write(s, reason, source, path, e);
     if (st || (st = dp_case_load(path, &again, e))) return st;
-    const dp_shrink_options now = {.fault = r->fault, .subject = r->subject, .limit_s = r->limit_s};
+    const dp_shrink_options now = {
+        .run.fault = r->run.fault, .subject = r->subject, .limit_s = r->limit_s};
     st = dp_failure_of(&again, &now, s->before.kind == DP_FAILS_UNSTEADY ? DP_BISECT_RUNS : 1, 1,
                        &f, e);
     if (!st && !dp_failure_same(&s->before, &f))
@@ -121,10 +117,10 @@ static int shrink(options *o, dp_case *c, const dp_subject *lib, dp_err *e) {
         dp_shrink(c, &r, &s, e);
         return 2;
     }
-    c->op->describe(c, r.ranks, text, sizeof text);
-    printf("%s: %s, base %s, chain %s%s%s: %lld numbers\n", c->name, text, dp_base_names[r.base],
-           dp_formats[r.chain].name, r.fault ? ", fault " : "",
-           r.fault ? dp_faults[r.fault].name : "", (long long)dp_case_numbers(c, NULL));
+    c->op->describe(c, r.run.N, text, sizeof text);
+    printf("%s: %s, base %s, chain %s%s%s: %lld numbers\n", c->name, text,
+           dp_base_names[r.run.base], dp_formats[r.run.chain].name, r.run.fault ? ", fault " : "",
+           r.run.fault ? dp_faults[r.run.fault].name : "", (long long)dp_case_numbers(c, NULL));
     fflush(stdout);
     dp_status st = dp_shrink(c, &r, &s, e);
     if (!st) {

@@ -341,7 +341,7 @@ dp_status dp_options_cases(const dp_options *o, char ***paths, int *n, dp_err *e
     return DP_OK;
 }
 
-dp_one_run dp_options_one(const dp_options *o, const dp_case *c, const dp_subject *lib) {
+dp_sim_policy dp_options_one(const dp_options *o, const dp_case *c, const dp_subject *lib) {
     /* has no fp64 and no chain of bf16 states */
     const int cuda =
         o->only[DP_ID_BACKEND].n && !dp_backends[o->only[DP_ID_BACKEND].of[0]].simulated;
@@ -350,11 +350,12 @@ dp_one_run dp_options_one(const dp_options *o, const dp_case *c, const dp_subjec
         base++;
     while (cuda && chain < c->nchain - 1 && !dp_formats[c->chain[chain]].device)
         chain++;
-    return (dp_one_run){
-        .ranks =
-            dp_option_first(o, DP_ID_RANKS, dp_case_most_ranks(c, lib ? lib->max_ranks : INT_MAX)),
+    return (dp_sim_policy){
+        .N = dp_option_first(o, DP_ID_RANKS, dp_case_most_ranks(c, lib ? lib->max_ranks : INT_MAX)),
         .base = dp_option_first(o, DP_ID_BASE, (int)(lib ? lib->base : c->base[base])),
         .chain = dp_option_first(o, DP_ID_CHAIN, (int)(lib ? lib->chain : c->chain[chain])),
+        .fault = o->fault,
+        .backward = c->backward,
         .merge = dp_fault_exchange(o->fault, dp_option_first(o, DP_ID_MERGE, c->merge[0])),
         .payload = dp_fault_payload(o->fault, dp_option_first(o, DP_ID_PAYLOAD, c->payload[0]))};
 }

@@ -220,15 +220,7 @@ dp_status dp_options_cases(const dp_options *o, char ***paths, int *n, dp_err *e
 
 /* The single run of options with `one`. Settings without an option are the library's claims, else
  * the case's first that the backend has, and its largest number of ranks. */
-typedef struct {
-    int ranks;
-    dp_base base;
-    dp_format chain;
-    dp_exchange merge;
-    dp_payload payload;
-} dp_one_run;
-/* Fills all fields, from options, lib and c, in this order. */
-dp_one_run dp_options_one(const dp_options *o, const dp_case *c, const dp_subject *lib);
+dp_sim_policy dp_options_one(const dp_options *o, const dp_case *c, const dp_subject *lib);
 /* Do `tokens` tokens of the case (0: all of its own) split over --ranks? DP_EINPUT names the case's
  * file, or --tokens. */
 dp_status dp_options_split(const dp_options *o, const dp_case *c, int64_t tokens, dp_err *e);

@@ -4,6 +4,7 @@
 #ifdef DP_HAVE_CUDA
 #include "device_memory.h"
 #include "gpu/dp_decode.h"
+#include "ref/vocabulary/context.h"
 #include "ref/vocabulary/stored.h"
 
 #include <math.h>
@@ -22,9 +23,7 @@ typedef struct {
 } batch;
 
 static int longest(const dp_problem *p) {
-    int64_t most = 0;
-    for (int i = 0; i < p->Nseq; i++)
-        if (p->cu[i + 1] - p->cu[i] > most) most = p->cu[i + 1] - p->cu[i];
+    const int64_t most = dp_longest_sequence(p->cu, p->Nseq);
     return most > DPG_DECODE_TOKENS ? DPG_DECODE_TOKENS + 1 : (int)most;
 }
 

@@ -144,14 +144,11 @@ static int subject_input_arrays(const dp_problem *p, int backward, dp_subject_ar
 /* The input of that name that is no tensor of doubles; NULL: it is one. */
 static const int64_t *integers_of(const dp_subject_memory *s, const dp_problem *p,
                                   const char *name) {
-    if (!strcmp(name, "cu")) return p->cu;
-    if (!strcmp(name, "read_slot")) return s->pool->read;
-    if (!strcmp(name, "draft_slot")) return s->pool->draft;
-    if (!strcmp(name, "accepted")) return s->pool->accepted;
-    if (!strcmp(name, "parent")) return s->pool->parent;
-    if (!strcmp(name, "ring_slot")) return s->pool->ring;
-    if (!strcmp(name, "ring_tokens")) return s->pool->held;
-    return strcmp(name, "write_slot") ? NULL : s->pool->write;
+    dp_pool_list list[DP_POOL_LISTS];
+    const int n = s->pool ? dp_pool_lists(s->pool, p, list) : 0;
+    for (int i = 0; i < n; i++)
+        if (!strcmp(name, list[i].name)) return list[i].x;
+    return strcmp(name, "cu") ? NULL : p->cu;
 }
 
 static void fill_inputs(const dp_subject_memory *s, const dp_problem *p, int backward, char *map) {
@@ -244,19 +241,11 @@ static int stage_shape(const dp_problem *p, const dp_subject *s, int N, int proc
 
 /* Where the call's states lie in a pool. */
 static void lay_out_pool(dp_subject_memory *m, const dp_problem *p) {
-    const int64_t Nseq = p->Nseq, all[] = {m->pool->slots, p->HV, p->K, p->V};
-    subject_add_array(m, 0, "read_slot", 1, 1, &Nseq);
-    subject_add_array(m, 0, "write_slot", 1, 1, &Nseq);
-    if (m->pool->drafts) {
-        const int64_t drafts[] = {Nseq, m->pool->drafts};
-        subject_add_array(m, 0, "draft_slot", 1, 2, drafts);
-        subject_add_array(m, 0, "accepted", 1, 1, &Nseq);
-    }
-    if (m->pool->ring) {
-        subject_add_array(m, 0, "ring_slot", 1, 1, &Nseq);
-        subject_add_array(m, 0, "ring_tokens", 1, 1, &Nseq);
-    }
-    if (m->pool->parent) subject_add_array(m, 0, "parent", 1, 1, &p->T);
+    const int64_t all[] = {m->pool->slots, p->HV, p->K, p->V};
+    dp_pool_list list[DP_POOL_LISTS];
+    const int n = dp_pool_lists(m->pool, p, list);
+    for (int i = 0; i < n; i++)
+        subject_add_array(m, 0, list[i].name, 1, list[i].shape[1] ? 2 : 1, list[i].shape);
     subject_add_array(m, 0, DP_SUBJECT_POOL, 0, 4, all);
 }
 

@@ -44,23 +44,15 @@ static void add_rows(dp_tensorfile *f, const char *name, int64_t rows, int64_t n
     dp_tensorfile_add(f, name, "I64", n > 1 ? 2 : 1, shape, as);
 }
 
-static void add_integers(dp_tensorfile *f, const char *name, int64_t n, const int64_t *x) {
-    add_rows(f, name, n, 1, x);
-}
-
 void dp_pool_add(dp_tensorfile *f, const dp_problem *p, const dp_state_pool *pool) {
     const int64_t shape[] = {pool->slots, p->HV, p->K, p->V};
     const int64_t n = shape[0] * shape[1] * shape[2] * shape[3];
+    dp_pool_list list[DP_POOL_LISTS];
+    const int lists = dp_pool_lists(pool, p, list);
     dp_tensorfile_add_format(f, "pool", holding(DP_FP32, pool->state, n), 4, shape, pool->state);
-    add_integers(f, "read_slot", p->Nseq, pool->read);
-    add_integers(f, "write_slot", p->Nseq, pool->write);
-    if (pool->drafts) {
-        add_rows(f, "draft_slot", p->Nseq, pool->drafts, pool->draft);
-        add_integers(f, "accepted", p->Nseq, pool->accepted);
-    }
-    if (pool->parent) add_integers(f, "parent", p->T, pool->parent);
-    if (pool->ring) add_integers(f, "ring_slot", p->Nseq, pool->ring);
-    if (pool->ring) add_integers(f, "ring_tokens", p->Nseq, pool->held);
+    for (int i = 0; i < lists; i++)
+        add_rows(f, list[i].name, list[i].shape[0], list[i].shape[1] ? list[i].shape[1] : 1,
+                 list[i].x);
 }
 
 /* x in `format` or a wider one. */
@@ -139,7 +131,7 @@ void dp_inputs_add(dp_tensorfile *f, const dp_problem *p, dp_format input_dtype,
     dp_tensorfile_add_meta(f, "l2norm", p->l2norm ? "1" : "0");
     add_number(f, "scale", p->scale);
     if (dp_gate_inside(p)) add_number(f, "lower_bound", p->lower_bound);
-    if (p->Nseq > 1) add_integers(f, "cu_seqlens", p->Nseq + 1, p->cu);
+    if (p->Nseq > 1) add_rows(f, "cu_seqlens", p->Nseq + 1, 1, p->cu);
 }
 
 /* ---- names and layouts of other programs ----------------------------------------------------- */

@@ -8,7 +8,7 @@
 #include "harness/case/operations.h"
 #include "harness/device/device_run.h"
 #include "harness/library/subject.h"
-#include "harness/simulated/fault.h"
+#include "harness/simulated/ranks.h"
 #include "harness/verdict/bits.h"
 #include "harness/verdict/compare.h"
 #include "ref/chunk/condition.h"
@@ -76,7 +76,7 @@ typedef struct {
     double seconds;
 } dp_run;
 
-/* What distinguishes runs of a case (run_id.h). */
+/* The parts of an ID, which tell the runs of a case apart (run_id.h). */
 typedef enum {
     DP_ID_BACKEND,
     DP_ID_RANKS,
@@ -90,8 +90,8 @@ typedef enum {
     DP_NID_KEYS
 } dp_id_key;
 
-/* Values of one of them that are asked for; n 0: all of the case, but backends: sim, lapack, and
- * cuda where there is a device; variants: plain. */
+/* Values of one of them that are asked for. n 0: all of the case. Backends: sim, lapack, and cuda
+ * where there is a device. Variants: plain. */
 enum { DP_MOST_VALUES = 16 };
 typedef struct {
     int n, of[DP_MOST_VALUES];
@@ -123,6 +123,8 @@ typedef struct {
     int n, cap;
     dp_run *run;
 } dp_runs;
+/* Its lists shall hold this run alone. */
+void dp_case_only(dp_case *c, const dp_sim_policy *run);
 dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out,
                       dp_err *e); /* appends */
 /* Appends all runs of `from` to `to`, and empties `from`. */

@@ -348,9 +348,7 @@ void dp_sharding_prefixes(dp_sharding *sp) {
         if (t->mark[i] < a || t->mark[i] >= a + L) continue;
         if (P) {
             dp_mm(DP_FP64, 0, 0, p->K, p->K, p->K, segment, P, Q);
-            double *was = P;
-            P = Q;
-            Q = was;
+            dp_swap(&P, &Q);
         } else {
             P = dp_copy(segment, KK);
         }
@@ -931,6 +929,15 @@ static const char *why_none(const dp_case *c, const dp_run_options *o) {
     return lapack || !c->op->why_none
                ? "the chunk solver over LAPACKE computes the recurrence, and no more"
                : c->op->why_none;
+}
+
+void dp_case_only(dp_case *c, const dp_sim_policy *run) {
+    c->nranks = c->nbase = c->nchain = c->nmerge = c->npayload = 1;
+    c->ranks[0] = run->N;
+    c->base[0] = run->base;
+    c->chain[0] = run->chain;
+    c->merge[0] = run->merge;
+    c->payload[0] = run->payload;
 }
 
 dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {

@@ -147,15 +147,11 @@ static void state_row(const void *ctx, int64_t row, dp_place *at) {
     int64_t t = x->field == DP_RESULT_FINAL_STATE ? p->cu[seq + 1] - 1 : p->cu[seq];
     if (t < 0) t = 0;
     if (t >= p->T) t = p->T - 1;
-    *at = (dp_place){.rank = dp_own_part_of(p->own.kind, p->T, x->N, t),
-                     .head = (int)(row % p->HV),
-                     .sequence = seq,
-                     .chunk = -1,
-                     .token = -1};
+    *at = dp_place_of(dp_own_part_of(p->own.kind, p->T, x->N, t), (int)(row % p->HV), seq);
 }
 
 static void head_row(DP_UNUSED const void *ctx, int64_t row, dp_place *at) {
-    *at = (dp_place){.rank = 0, .head = (int)row, .sequence = -1, .chunk = -1, .token = -1};
+    *at = dp_place_of(0, (int)row, -1);
 }
 
 /* They map a row of a result to rank, head, sequence and token. */
@@ -362,11 +358,7 @@ typedef struct {
 
 static void place_pair(const void *ctx, int64_t row, dp_place *at) {
     const rows *x = ctx;
-    *at = (dp_place){.rank = x->pair[row] / x->HV,
-                     .head = x->pair[row] % x->HV,
-                     .sequence = -1,
-                     .chunk = -1,
-                     .token = -1};
+    *at = dp_place_of(x->pair[row] / x->HV, x->pair[row] % x->HV, -1);
 }
 
 static rows rows_new(int HV, int64_t most, int64_t width) {
@@ -703,10 +695,9 @@ typedef struct {
 static content content_of(const judging *j, const char *name) {
     const dp_problem *p = &j->sp->c->p;
     const int field = dp_result_find(name);
-    if (field >= 0) {
+    if (field >= 0)
         return (content){*dp_result_at((dp_result *)j->out->results, field),
                          dp_result_count(p, field), 0};
-    }
     const int stage = dp_stage_tensor_find(name);
     if (stage < 0) return (content){0};
     return (content){j->out->stage[stage], dp_stage_tensor_size(p, j->sp->N, stage),
@@ -955,11 +946,8 @@ static void judge_by(const judging *x, dp_run *r, int draw) {
 /* Chunks of half the length hold the longest sequence, too: the same design. */
 static int is_another(const judging *x, const dp_design *d) {
     const dp_problem *p = &x->sp->c->p;
-    int64_t longest = 0;
-    for (int s = 0; s < p->Nseq; s++)
-        if (p->cu[s + 1] - p->cu[s] > longest) longest = p->cu[s + 1] - p->cu[s];
     if (x->stages) return d->chunk == DP_CHUNK; /* whose stages they are */
-    return d->chunk <= 16 || d->chunk / 2 < longest;
+    return d->chunk <= 16 || d->chunk / 2 < dp_longest_sequence(p->cu, p->Nseq);
 }
 
 /* The common designs but for the first whose bounds hold all of it; their draws are made. Returns

@@ -212,7 +212,7 @@ static void place_token(const void *ctx, int64_t row, dp_place *at) {
 
 static void place_head(const void *ctx, int64_t row, dp_place *at) { /* rows [taps][heads] */
     const place_ctx *x = ctx;
-    *at = (dp_place){0, (int)(row % dp_qkv_heads(&x->c->p, x->i)), -1, -1, -1};
+    *at = dp_place_of(0, (int)(row % dp_qkv_heads(&x->c->p, x->i)), -1);
 }
 
 static void judge(const place_ctx *x, int kind, int64_t rows, const double *got, const double *want,
@@ -618,7 +618,7 @@ typedef struct {
 static void pool_place(const void *ctx, int64_t row, dp_place *at) {
     const pool_rows *x = ctx;
     const int first = x->seen->slot == row / x->heads, owner = x->seen->owner;
-    *at = (dp_place){0, (int)(row % x->heads), first && owner >= 0 ? owner : -1, -1, -1};
+    *at = dp_place_of(0, (int)(row % x->heads), first && owner >= 0 ? owner : -1);
 }
 
 static const char *whose(int owner, char text[64]) {
@@ -687,7 +687,7 @@ static void judge_pool(const dp_sharding *sp, const dp_pool_seen *seen, dp_run *
 
 static void conv_place(const void *ctx, int64_t row, dp_place *at) {
     const int each = *(const int *)ctx; /* rows of a sequence */
-    *at = (dp_place){0, 0, (int)(row / each), -1, -1};
+    *at = dp_place_of(0, 0, (int)(row / each));
 }
 
 /* Judges the inputs that a convolution handed on, as tensor conv_state_q .., to the bit. */

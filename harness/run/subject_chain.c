@@ -147,11 +147,8 @@ static void chain_free(chain *x) {
 
 static void place_length(const void *ctx, int64_t row, dp_place *at) {
     const chain_truth *t = ctx;
-    *at = (dp_place){.rank = 0,
-                     .head = 0,
-                     .sequence = 0,
-                     .chunk = -1,
-                     .token = (int64_t)t->points[row] * DP_CHUNK - 1};
+    *at = dp_place_of(0, 0, 0);
+    at->token = (int64_t)t->points[row] * DP_CHUNK - 1;
 }
 
 /* Least-squares slope of log rel over log chunks, 16..256 chunks. */

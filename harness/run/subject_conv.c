@@ -18,7 +18,7 @@ static void place_token(const void *ctx, int64_t row, dp_place *at) {
 }
 
 static void place_channel(DP_UNUSED const void *ctx, DP_UNUSED int64_t row, dp_place *at) {
-    *at = (dp_place){.rank = 0, .head = 0, .sequence = -1, .chunk = -1, .token = -1};
+    *at = dp_place_of(0, 0, -1);
 }
 
 /* ---- what there is to run -------------------------------------------------------------------- */

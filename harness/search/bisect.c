@@ -245,8 +245,7 @@ static dp_place bisect_chunk_place(const dp_bisect_work *w, int g, int hv) {
 
 /* A state or M of a whole rank: before (dir > 0: of its first, after: of its last) token. */
 static dp_place bisect_rank_place(const dp_bisect_work *w, int r, int hv, int sub) {
-    return (dp_place){
-        .rank = r, .head = hv, .sequence = w->ref.ctx[r].local_seq[sub], .chunk = -1, .token = -1};
+    return dp_place_of(r, hv, w->ref.ctx[r].local_seq[sub]);
 }
 
 /* ---- copying true values into subject and twin ----------------------------------------------- */
@@ -566,10 +565,8 @@ static void judge_rows_bwd(dp_bisect_work *w) {
             bisect_judge_tokens(w, (dp_bisect_rows){x->name, p->HV, 1, (int)width}, got, want,
                                 b.row[f]);
         for (int hv = 0; hv < p->HV && x->kind != DP_OF_TOKENS; hv++)
-            bisect_judge(
-                w, x->name,
-                (dp_place){.rank = -1, .head = hv, .sequence = -1, .chunk = -1, .token = -1}, -1,
-                (int)width, got + hv * width, want + hv * width, NULL, b.row[f][hv]);
+            bisect_judge(w, x->name, dp_place_of(-1, hv, -1), -1, (int)width, got + hv * width,
+                         want + hv * width, NULL, b.row[f][hv]);
     }
     dp_error_bound_free(&b);
     free(own.Dphi);
@@ -589,7 +586,7 @@ static void judge_head_sums(dp_bisect_work *w, const double *A, const double *B)
     const dp_result *got = &w->s.out, *want = &w->t.out;
     const int Kg = dp_Kg(w->p);
     for (int hv = 0; hv < w->p->HV; hv++) {
-        const dp_place at = {.rank = -1, .head = hv, .sequence = -1, .chunk = -1, .token = -1};
+        const dp_place at = dp_place_of(-1, hv, -1);
         if (got->dA_log)
             bisect_judge(w, "dA_log", at, -1, 1, got->dA_log + hv, want->dA_log + hv, NULL, A[hv]);
         if (got->ddt_bias)

@@ -32,11 +32,10 @@ typedef struct {
 /* ---- places ---------------------------------------------------------------------------------- */
 
 static dp_place of_token(const work *w, int64_t token, int head) {
-    return (dp_place){.rank = (int)(token / (w->p->T / w->N)),
-                      .token = token,
-                      .head = head,
-                      .chunk = -1,
-                      .sequence = dp_sequence_of(w->p->cu, w->p->Nseq, token)};
+    dp_place at = dp_place_of((int)(token / (w->p->T / w->N)), head,
+                              dp_sequence_of(w->p->cu, w->p->Nseq, token));
+    at.token = token;
+    return at;
 }
 
 /* The first token of the part of a sequence on a rank that holds this token. */
@@ -62,11 +61,7 @@ static dp_place place_of(const pair *x, int64_t row) {
     const work *w = x->w;
     const int HV = w->p->HV;
     if (x->stage >= 0 && dp_stage_tensors[x->stage].kind == DP_PER_RANK)
-        return (dp_place){.rank = (int)(row / HV),
-                          .head = (int)(row % HV),
-                          .token = -1,
-                          .chunk = -1,
-                          .sequence = -1};
+        return dp_place_of((int)(row / HV), (int)(row % HV), -1);
     if (x->stage >= 0 && dp_stage_tensors[x->stage].kind == DP_PER_CHUNK) {
         dp_place at = of_token(w, chunk_begin(w, row / HV), (int)(row % HV));
         at.chunk = (int)(row / HV);
@@ -78,13 +73,9 @@ static dp_place place_of(const pair *x, int64_t row) {
         dp_stage_tensor_token_row(w->p, x->stage, &per, &width);
         return of_token(w, row / per / HV, (int)(row / per % HV));
     }
-    if (dp_result_fields[x->field].kind != DP_OF_TOKENS)
-        return (dp_place){
-            .rank = -1,
-            .head = (int)(row % HV),
-            .token = -1,
-            .chunk = -1,
-            .sequence = dp_result_fields[x->field].kind == DP_OF_SEQUENCES ? (int)(row / HV) : -1};
+    const dp_row_kind kind = dp_result_fields[x->field].kind;
+    if (kind != DP_OF_TOKENS)
+        return dp_place_of(-1, (int)(row % HV), kind == DP_OF_SEQUENCES ? (int)(row / HV) : -1);
     const int64_t per = dp_result_rows_per_token(w->p, x->field);
     const int heads = dp_result_heads(w->p, x->field);
     return of_token(w, row / per / heads, (int)(row / per % heads));
@@ -207,7 +198,7 @@ static void find_why(const work *w, int k, char *why, size_t size) {
     dp_design d;
     *why = 0;
     if (s->library && s->library->design &&
-        !dp_design_parse(s->library->design, s->base, &d, NULL) && d.drop)
+        !dp_design_parse(s->library->design, s->run.base, &d, NULL) && d.drop)
         snprintf(why, size, "what it drops is in no bound of two kernels");
     else
         dp_check_bounds_there(s, w->p, why, size);

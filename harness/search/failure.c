@@ -114,14 +114,14 @@ static dp_status failure_of(const dp_case *c, const dp_shrink_options *o, int ru
     DP_FREED(dp_runs_free) dp_runs all = {0};
     *f = (dp_failure){.stage = "", .rank = -1, .head = -1, .ratio = NAN};
     if (c->op->has_stages && !o->subject) {
-        dp_status st = from_bisect(c, o->fault, runs, f, e);
+        dp_status st = from_bisect(c, o->run.fault, runs, f, e);
         if (st || !red || !f->kind) return st;
-        st = one_run(c, o, o->fault, o->cache, &all, e);
+        st = one_run(c, o, o->run.fault, o->cache, &all, e);
         for (int i = 0; i < all.n; i++)
             f->red |= all.run[i].verdict == DP_FAIL;
         return st;
     }
-    const dp_status st = one_run(c, o, o->fault, o->cache, &all, e);
+    const dp_status st = one_run(c, o, o->run.fault, o->cache, &all, e);
     if (!st) from_run(&all.run[0], o->subject && o->subject->command, f);
     return st;
 }

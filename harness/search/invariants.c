@@ -218,7 +218,7 @@ int dp_check_cut(const dp_check_outcome *a, const dp_check_outcome *b) {
  * multiplied by up to 2^110 again. */
 static double check_underflow(const dp_check_work *w, double scale) {
     return scale * (!dp_backends[w->s->backend].simulated ? 0x1p-36
-                    : w->s->base == DP_BASE_FP64          ? 0x1p-960
+                    : w->s->run.base == DP_BASE_FP64      ? 0x1p-960
                                                           : 0x1p-100);
 }
 
@@ -297,13 +297,14 @@ static dp_status run_sim(const dp_check_subject *s, const dp_problem *p, int N, 
     dp_sim sim;
     const int64_t KK = (int64_t)p->K * p->K;
     const int peers = dp_backends[s->backend].peers;
-    const int shows = s->shows && s->merge != DP_EXCHANGE_HEADS; /* else those of other tokens */
+    const int shows = s->shows && s->run.merge != DP_EXCHANGE_HEADS; /* else of other tokens */
     const dp_status st =
-        peers ? dp_mpi_sim_open(&sim, p, s->base, N, e)
-              : dp_sim_new_chunks(&sim, p, s->base, s->chunk ? s->chunk : DP_CHUNK, N, s->fault, e);
+        peers ? dp_mpi_sim_open(&sim, p, s->run.base, N, e)
+              : dp_sim_new_chunks(&sim, p, s->run.base, s->chunk ? s->chunk : DP_CHUNK, N,
+                                  s->run.fault, e);
     if (st) return st;
-    sim.payload = s->payload;
-    (peers ? dp_mpi_sim_run : dp_sim_run)(&sim, s->chain, s->merge, backward);
+    sim.payload = s->run.payload;
+    (peers ? dp_mpi_sim_run : dp_sim_run)(&sim, s->run.chain, s->run.merge, backward);
     o->n = N * p->HV;
     o->M = dp_calloc((size_t)o->n, sizeof *o->M);
     o->dM = dp_calloc((size_t)o->n, sizeof *o->dM);
@@ -326,10 +327,10 @@ static dp_status run_cuda(const dp_check_subject *s, const dp_problem *p, int N,
     dp_cuda_result c;
     const dp_cuda_how how = {.backend = s->backend,
                              .N = N,
-                             .base = s->base,
-                             .chain = s->chain,
+                             .base = s->run.base,
+                             .chain = s->run.chain,
                              .variant = s->variant,
-                             .sending = {s->merge, s->payload},
+                             .sending = {s->run.merge, s->run.payload},
                              .bf16_inputs = s->input_dtype == DP_BF16,
                              .backward = backward,
                              .results_only = p->own.kind != DP_OWN_EVEN};
@@ -352,8 +353,8 @@ static dp_status run_library(const dp_check_subject *s, const dp_problem *p, int
     dp_subject_result r;
     const dp_subject_call call = {.input_format = dp_formats[s->input_dtype].name,
                                   .N = N,
-                                  .base = s->base,
-                                  .chain = s->chain,
+                                  .base = s->run.base,
+                                  .chain = s->run.chain,
                                   .backward = backward,
                                   .chunk = s->chunk,
                                   .limit_s = s->limit_s > 0 ? s->limit_s : DP_SUBJECT_LIMIT_S};
@@ -430,11 +431,12 @@ static double check_largest(const dp_check_work *w) {
 }
 
 dp_design dp_check_design(const dp_check_subject *s, const dp_problem *p) {
-    dp_design d = dp_design_of(s->base);
-    if (s->library && s->library->design) dp_design_parse(s->library->design, s->base, &d, NULL);
-    const dp_sending asked = {.exchange = s->merge, .payload = s->payload};
+    dp_design d = dp_design_of(s->run.base);
+    if (s->library && s->library->design)
+        dp_design_parse(s->library->design, s->run.base, &d, NULL);
+    const dp_sending asked = {.exchange = s->run.merge, .payload = s->run.payload};
     if (!s->library && dp_backends[s->backend].simulated)
-        d.sending = dp_sending_of(s->merge, s->payload, DP_SENDERS);
+        d.sending = dp_sending_of(s->run.merge, s->run.payload, DP_SENDERS);
     if (!s->library && dp_backends[s->backend].on_device)
         d.sending = dp_cuda_sending(asked, DP_SENDERS);
     if (!s->library && dp_backends[s->backend].on_device && dp_cuda_by_tokens(p)) d.chunk = 0;
@@ -462,7 +464,7 @@ static void make_of_pass(const dp_check_subject *s, const dp_problem *p, const d
     dp_must(dp_sim_reference(&ref, p, design.chunk, N, NULL, backward,
                              NULL)); /* it was run on these ranks */
     dp_error_bound_base_init(&base, &ref, &design, 2, backward, NULL);
-    dp_error_bound_run(&base, s->chain, backward, b);
+    dp_error_bound_run(&base, s->run.chain, backward, b);
     for (int i = 0; of && i < DP_NSTAGE_TENSORS; i++)
         if (of[i] && dp_stage_tensors[i].kind != DP_PER_RANK) stage[i] = dp_stage_bound(&base, i);
     const dp_design plain = dp_design_of(design.base);
@@ -559,7 +561,7 @@ static int keeps_signs(const dp_token_row *r, int set) {
 /* A difference means nothing where a multiple of the right results, or of states behind them,
  * overflows. */
 static void unless_it_overflows(dp_check_work *w) {
-    const double room = w->s->base == DP_BASE_FP64 ? 0x1p900 : 0x1p90;
+    const double room = w->s->run.base == DP_BASE_FP64 ? 0x1p900 : 0x1p90;
     char why[96];
     if (w->c->verdict != DP_FAIL) return;
     const double most = check_largest(w);
@@ -646,8 +648,9 @@ static dp_status repeat_runs(dp_check_work *w) {
 static dp_status check_repeat(dp_check_work *w) {
     if (dp_backends[w->s->backend].faulty) {
         dp_repeat x;
-        const dp_sim_policy how = {w->N,        w->s->base,  w->s->chain,  w->s->merge,
-                                   w->s->fault, w->backward, w->s->payload};
+        dp_sim_policy how = w->s->run;
+        how.N = w->N;
+        how.backward = w->backward;
         const dp_status st = dp_repeat_sim(w->p, &how, 3, &x, w->e);
         if (!st) free(x.hit);
         w->c->compared = w->p->T * w->p->HV * w->p->V;

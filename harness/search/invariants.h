@@ -72,13 +72,9 @@
 
 typedef struct {
     dp_backend backend;
-    dp_base base;
-    dp_format chain;
-    dp_exchange merge;
-    dp_payload payload;
-    dp_fault fault;            /* simulated ranks only */
-    dp_format input_dtype;     /* cuda, nccl, subject */
-    dp_cuda_variant variant;   /* cuda, nccl */
+    dp_sim_policy run;       /* N and backward: those of the call; a fault: simulated ranks only */
+    dp_format input_dtype;   /* cuda, nccl, subject */
+    dp_cuda_variant variant; /* cuda, nccl */
     const dp_subject *library; /* subject: judged by the design that it declares */
     double limit_s;            /* subject: a run of it */
     int bitwise;               /* subject: 1: it claims equal bits, 0: results within its bounds */

@@ -242,7 +242,7 @@ dp_status dp_check_head_order(dp_check_work *w) {
     DP_FREED(dp_result_free) dp_result got = results_of_heads(w->p, &o.r, 0);
     dp_check_same(w, &(dp_check_pair){.p = w->p, .got = &got, .want = &w->base->r, .factor = 1});
     dp_check_say(w, ", where the last of %d comes first", w->p->HV);
-    const int more = !device && w->s->merge != DP_EXCHANGE_HEADS && w->c->verdict == DP_PASS;
+    const int more = !device && w->s->run.merge != DP_EXCHANGE_HEADS && w->c->verdict == DP_PASS;
     return more ? check_alone(w) : DP_OK;
 }
 

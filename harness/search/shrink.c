@@ -432,7 +432,7 @@ static int fails_alike(work *w, const dp_case *c) {
             return 0;
     }
     if (!dp_failure_same(w->want, &f)) return 0;
-    if (!w->o->fault || !c->op->has_stages) return 1;
+    if (!w->o->run.fault || !c->op->has_stages) return 1;
     dp_failure clean = {.stage = ""};
     const dp_shrink_options none = {0};
     return !dp_failure_of(c, &none, 1, 0, &clean, &e) && !clean.kind;
@@ -849,12 +849,7 @@ dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out
                        c->name, c->op->name);
     *out = (dp_shrunk){.c = shrink_copy(c), .numbers_before = dp_case_numbers(c, NULL)};
     dp_case *s = &out->c;
-    s->ranks[0] = o->ranks;
-    s->base[0] = o->base;
-    s->chain[0] = o->chain;
-    s->merge[0] = o->merge;
-    s->payload[0] = o->payload;
-    s->nranks = s->nbase = s->nchain = s->nmerge = s->npayload = 1;
+    dp_case_only(s, &o->run);
     work w = {.o = o,
               .small = *o,
               .c = s,
@@ -865,14 +860,14 @@ dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out
     w.small.cache = NULL;
     w.st = dp_failure_of(s, o, DP_BISECT_RUNS, 1, &out->before, e);
     if (!w.st && !out->before.kind && out->before.why[0])
-        w.st =
-            dp_fail(e, DP_EINPUT, "%s: not run with %d ranks, base %s, chain %s: %s", c->name,
-                    o->ranks, dp_base_names[o->base], dp_formats[o->chain].name, out->before.why);
+        w.st = dp_fail(e, DP_EINPUT, "%s: not run with %d ranks, base %s, chain %s: %s", c->name,
+                       o->run.N, dp_base_names[o->run.base], dp_formats[o->run.chain].name,
+                       out->before.why);
     else if (!w.st && !out->before.kind)
         w.st = dp_fail(
             e, DP_EINPUT, "%s: %s with %d ranks, base %s, chain %s: there is nothing to shrink",
             c->name, c->op->has_stages && !o->subject ? "no stage is wrong" : "nothing fails",
-            o->ranks, dp_base_names[o->base], dp_formats[o->chain].name);
+            o->run.N, dp_base_names[o->run.base], dp_formats[o->run.chain].name);
     if (out->before.kind != DP_FAILS_UNSTEADY) w.runs = 1;
     if (!w.st && c->op->has_ranks && !c->data && c->text) w.laws = dp_strdup(c->text);
     shrink_by_laws(&w);

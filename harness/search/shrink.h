@@ -39,12 +39,7 @@ typedef struct {
 } dp_failure;
 
 typedef struct {
-    int ranks;
-    dp_base base;
-    dp_format chain;
-    dp_exchange merge;
-    dp_payload payload;
-    dp_fault fault;            /* of the simulated ranks; DP_FAULT_NONE: none */
+    dp_sim_policy run;         /* its fault is of the simulated ranks */
     const dp_subject *subject; /* NULL: the simulated ranks */
     double limit_s;
     const char *cache; /* of the truth of the whole problem; NULL: none */

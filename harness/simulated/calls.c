@@ -656,6 +656,20 @@ static int spoil_slots(const pool *s, dp_fault fault) {
     return acted;
 }
 
+int dp_pool_lists(const dp_state_pool *pool, const dp_problem *p, dp_pool_list out[DP_POOL_LISTS]) {
+    const dp_pool_list all[DP_POOL_LISTS] = {{"read_slot", pool->read, {p->Nseq, 0}},
+                                             {"write_slot", pool->write, {p->Nseq, 0}},
+                                             {"draft_slot", pool->draft, {p->Nseq, pool->drafts}},
+                                             {"accepted", pool->accepted, {p->Nseq, 0}},
+                                             {"parent", pool->parent, {p->T, 0}},
+                                             {"ring_slot", pool->ring, {p->Nseq, 0}},
+                                             {"ring_tokens", pool->held, {p->Nseq, 0}}};
+    int n = 0;
+    for (int i = 0; i < DP_POOL_LISTS; i++)
+        if (all[i].x) out[n++] = all[i];
+    return n;
+}
+
 /* Begins one run of the call: keeps a copy of the pool and returns the pool. */
 static dp_state_pool begin_run(const walk *w) {
     const pool *s = w->pool;

@@ -147,6 +147,15 @@ typedef struct {
     const int64_t *ring, *held;
 } dp_state_pool;
 
+/* Its lists that are there, as libraries and programs get them. */
+enum { DP_POOL_LISTS = 7 };
+typedef struct {
+    const char *name;
+    const int64_t *x;
+    int64_t shape[2]; /* the second 0: one axis */
+} dp_pool_list;
+int dp_pool_lists(const dp_state_pool *pool, const dp_problem *p, dp_pool_list out[DP_POOL_LISTS]);
+
 enum { DP_SLOT_FREE = -1, DP_SLOT_OF_PREFIX = -2 };
 
 /* Wrong writes: slots that a call changed and was not to write. A changed slot is in `was` as

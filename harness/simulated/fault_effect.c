@@ -239,20 +239,13 @@ static double *strict_part(const dp_chunk *ch) {
     return N;
 }
 
-static double *identity(int n) {
-    double *I = dp_doubles((int64_t)n * n);
-    for (int i = 0; i < n; i++)
-        I[(int64_t)i * n + i] = 1;
-    return I;
-}
-
 /* (I + N)^(-1) = sum of (-N)^j, or the product of (I + (-N)^(2^j)): both exact after n terms, both
  * lose what large powers cancel. */
 static double *series_inverse(const dp_chunk *ch, int doubling) {
     const int n = ch->n;
     const int64_t nn = (int64_t)n * n;
     DP_OWN double *P = strict_part(ch), *X = dp_doubles(nn), *N = dp_doubles(nn);
-    double *T = identity(n);
+    double *T = dp_identity(n);
     for (int64_t i = 0; i < nn; i++)
         N[i] = P[i] = -P[i];
     for (int j = 1; j < n; j = doubling ? 2 * j : j + 1) {

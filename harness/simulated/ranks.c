@@ -543,9 +543,7 @@ static double *sim_chain(dp_sim *s, int g0, int g1, int hv, dp_format f, int tra
     const int K = s->p->K, n = g1 - g0;
     const int64_t KK = (int64_t)K * K;
     DP_OWN double *Q = dp_doubles(KK), *Mt = dp_doubles(KK);
-    double *P = dp_doubles(KK);
-    for (int x = 0; x < K; x++)
-        P[(int64_t)x * K + x] = 1;
+    double *P = dp_identity(K);
     for (int i = 0; i < n; i++) {
         const double *M = factor_at(s, trans ? g1 - 1 - i : g0 + i, hv,
                                     trans ? DP_STAGE_PRE_BWD : DP_STAGE_PRE_FWD);
@@ -556,9 +554,7 @@ static double *sim_chain(dp_sim *s, int g0, int g1, int hv, dp_format f, int tra
             M = Mt;
         }
         dp_mm_by(s->linear, f, (dp_shape){0, 0, K, K, K}, M, P, Q);
-        double *t = P;
-        P = Q;
-        Q = t;
+        dp_swap(&P, &Q);
         if (record && (i & (i + 1)) == 0 && s->ntraj < DP_MAX_TRAJ) { /* i + 1 is a power of two */
             dp_sim_replace(&s->traj[(int64_t)s->ntraj * s->p->HV + hv], dp_copy(P, KK));
             s->traj_chunks[s->ntraj++] = i + 1;
@@ -626,9 +622,7 @@ static double *pair_by_rows(dp_sim *s, int g0, int g1, int hv, int trans, double
     const int K = s->p->K;
     const int64_t KV = (int64_t)K * s->p->V;
     DP_OWN double *unread = H ? NULL : dp_doubles(KV);
-    double *P = dp_doubles((int64_t)K * K);
-    for (int x = 0; x < K; x++)
-        P[(int64_t)x * K + x] = 1;
+    double *P = dp_identity(K);
     for (int g = g1 - 1; g >= g0; g--)
         dp_chunk_pair(sim_chunk_at(s, g, hv, trans ? DP_STAGE_PRE_BWD : DP_STAGE_PRE_FWD), P,
                       H ? H : unread);

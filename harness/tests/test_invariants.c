@@ -15,8 +15,8 @@ static int check(const char *name, dp_base base, int N, dp_fault fault, const ch
     dp_err e = {0};
     const int threads = omp_get_max_threads();
     if (!gt_open_case(name, &c)) return 0;
-    const dp_check_subject s = {
-        .backend = DP_BACKEND_SIM, .base = base, .chain = DP_FP32, .fault = fault};
+    const dp_check_subject s = {.backend = DP_BACKEND_SIM,
+                                .run = {.base = base, .chain = DP_FP32, .fault = fault}};
     omp_set_num_threads(1);
     const int ok = !dp_checks_run(&c.p, &s, N, 1, only, out, &e);
     omp_set_num_threads(threads);

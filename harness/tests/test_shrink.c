@@ -53,11 +53,11 @@ DP_TEST(shrink, what_is_left_fails_for_the_same_reason_and_is_twenty_times_small
         char path[600];
         if (!(ROWS[i].text ? gt_parse_case(ROWS[i].text, &c) : gt_open_case("conv-packed", &c)))
             continue;
-        const dp_shrink_options o = {.ranks = ROWS[i].ranks,
-                                     .base = ROWS[i].base,
-                                     .chain = DP_FP32,
-                                     .merge = c.merge[0],
-                                     .fault = ROWS[i].fault,
+        const dp_shrink_options o = {.run = {.N = ROWS[i].ranks,
+                                             .base = ROWS[i].base,
+                                             .chain = DP_FP32,
+                                             .merge = c.merge[0],
+                                             .fault = ROWS[i].fault},
                                      .max_tries = 5000};
         REQUIRE(!dp_shrink(&c, &o, &s, &e), "%s: %s", name, e.msg);
         CHECK(s.before.kind && dp_failure_same(&s.before, &s.after), "%s: %s %s, then %s %s", name,
@@ -79,7 +79,7 @@ DP_TEST(shrink, what_is_left_fails_for_the_same_reason_and_is_twenty_times_small
                   again.ranks[0] == s.c.ranks[0],
               "%s: read again it has %lld numbers", name, (long long)dp_case_numbers(&again, NULL));
         const int runs = s.before.kind == DP_FAILS_UNSTEADY ? DP_BISECT_RUNS : 1;
-        const dp_shrink_options with = {.fault = ROWS[i].fault}, clean = {0};
+        const dp_shrink_options with = {.run.fault = ROWS[i].fault}, clean = {0};
         CHECK(!dp_failure_of(&again, &with, runs, 1, &f, &e) && dp_failure_same(&s.before, &f),
               "%s: read again: %s %s", name, f.stage, f.tensor);
         CHECK(!dp_failure_of(&again, &clean, runs, 1, &f, &e) && !f.kind && !f.red,
@@ -97,7 +97,7 @@ DP_TEST(shrink, parts_that_a_case_may_do_without_go) {
         dp_shrunk s;
         dp_err e = {0};
         const dp_shrink_options o = {
-            .ranks = 2, .base = DP_BASE_FP32, .fault = DP_FAULT_EXP2_GATE, .max_tries = 300};
+            .run = {.N = 2, .base = DP_BASE_FP32, .fault = DP_FAULT_EXP2_GATE}, .max_tries = 300};
         REQUIRE(gt_parse_case(SHAPE RAW "T = 16\ns0_scale = 1\ndstate = yes\nscale = 0.5\n"
                                         "cu_seqlens = 0,5,16\nranks = 2\n",
                               &c),
@@ -149,11 +149,11 @@ DP_TEST(shrink, what_fits_no_text_is_written_by_its_laws) {
         dp_err e = {0};
         char path[600], data[600];
         if (!gt_parse_case(CUT[i].text, &c)) continue;
-        const dp_shrink_options o = {.ranks = CUT[i].ranks,
-                                     .base = DP_BASE_FP32,
-                                     .chain = DP_FP32,
-                                     .merge = c.merge[0],
-                                     .fault = CUT[i].fault,
+        const dp_shrink_options o = {.run = {.N = CUT[i].ranks,
+                                             .base = DP_BASE_FP32,
+                                             .chain = DP_FP32,
+                                             .merge = c.merge[0],
+                                             .fault = CUT[i].fault},
                                      .max_tries = CUT[i].tries};
         REQUIRE(!dp_shrink(&c, &o, &s, &e), "row %zu: %s", i, e.msg);
         REQUIRE(dp_shrunk_by_laws(&s) && s.law_numbers < s.numbers_before, "row %zu: %lld numbers",
@@ -168,7 +168,7 @@ DP_TEST(shrink, what_fits_no_text_is_written_by_its_laws) {
                   again.ranks[0] == s.c.ranks[0] && again.nbase == 1 && again.p.T < c.p.T,
               "row %zu: %lld numbers, not %lld", i, (long long)dp_case_numbers(&again, NULL),
               (long long)s.law_numbers);
-        const dp_shrink_options with = {.fault = CUT[i].fault};
+        const dp_shrink_options with = {.run.fault = CUT[i].fault};
         CHECK(!dp_failure_of(&again, &with, 1, 1, &f, &e) && dp_failure_same(&s.before, &f),
               "row %zu: read again: %s %s", i, f.stage, f.tensor);
         dp_case_free(&again);

@@ -79,9 +79,7 @@ static void yardsticks(int n, int K, const double *M, const row_sums *s, double 
         V[DP_BITS_STORE] += dot(K, c, s->rP + j * K);
         V[DP_BITS_OPERAND] += dot(K, c, s->m + j * K) + dot(K, d, s->rP + (j - 1) * K);
         V[DP_BITS_ACCUMULATE] += dot(K, c, s->q + j * K);
-        double *t = W;
-        W = X;
-        X = t;
+        dp_swap(&W, &X);
     }
     for (int m = 0; m < DP_NBITMODELS; m++)
         A[m] = sqrt(V[m]);
@@ -102,9 +100,7 @@ void dp_bits_scale_init(dp_bits_scale *s, int n, int K, const double *M) {
             for (int k = 0; k < K; k++)
                 r.m[j * K + i] += Mj[i * K + k] * Mj[i * K + k] * r.rP[(j - 1) * K + k];
         dp_mm(DP_FP64, 0, 0, K, K, K, Mj, P, Q);
-        double *t = P;
-        P = Q;
-        Q = t;
+        dp_swap(&P, &Q);
         row_squares(K, P, r.rP + j * K);
         if (j + 1 < FIRST << s->npoint) continue;
         s->chunks[s->npoint] = j + 1;

@@ -1118,11 +1118,7 @@ static void fail_sum(dp_judgement *j, const worst_sum *w, int channels) {
     j->verdict = DP_FAIL;
     j->tier = "sum";
     j->times = w->over;
-    j->failed = (dp_row){.at = {.rank = 0,
-                                .head = (int)(w->row / channels),
-                                .sequence = -1,
-                                .chunk = -1,
-                                .token = -1},
+    j->failed = (dp_row){.at = dp_place_of(0, (int)(w->row / channels), -1),
                          .index = (int)(w->row % channels),
                          .got = w->got,
                          .want = w->want,

@@ -36,10 +36,8 @@ static void orthogonalise(double *A, double *Q, int K) {
 }
 
 int dp_low_rank(const double *M, int K, double tolerance, double **U, double **W) {
-    DP_OWN double *A = dp_copy(M, (int64_t)K * K), *Q = dp_doubles((int64_t)K * K);
+    DP_OWN double *A = dp_copy(M, (int64_t)K * K), *Q = dp_identity(K);
     int keep[K], r = 0;
-    for (int i = 0; i < K; i++)
-        Q[i * K + i] = 1;
     orthogonalise(A, Q, K);
     for (int a = 0; a < K; a++) {
         double s = 0;

@@ -337,13 +337,6 @@ typedef struct {
     grad q, g, *entry, *strength, *values;
 } token_grads;
 
-static ld largest(const double *x, int n) {
-    double most = 0;
-    for (int i = 0; i < n; i++)
-        if (!(fabs(x[i]) <= most)) most = isnan(x[i]) ? INFINITY : fabs(x[i]);
-    return most;
-}
-
 static void add_grad(grad *to, ld err, ld size) {
     to->err += err;
     to->size += size;
@@ -534,9 +527,9 @@ static void value_rows(const bounder *c, int64_t key, int input, const seen_grad
                 own = 0;
             else
                 up *= at < 0 ? 0
-                             : largest(dp_input_of(p, dp_factor_input(e.of[m])) +
-                                           ((at * p->HV + c->hv) * p->R + key) * p->V,
-                                       p->V);
+                             : tr_largest(dp_input_of(p, dp_factor_input(e.of[m])) +
+                                              ((at * p->HV + c->hv) * p->R + key) * p->V,
+                                          p->V);
         }
         const grad y = s->y[back]->values[j];
         products |= e.n > 1;

@@ -40,6 +40,7 @@ ld tr_two_to(int n); /* 2^n, -16000 <= n <= 16000 */
 ld tr_sqrt(ld x);    /* within 2^-104, relative; x < 0 and NaN: NaN */
 /* >= |x|_2, above it by less than (n + 8) 2^-52; an infinity or a NaN: that */
 double tr_norm_up(const double *x, int64_t n);
+double tr_largest(const double *x, int64_t n); /* magnitude; NaN: infinity */
 
 /* Tokens t0..t1-1 of one sequence, at most run->len of them, never across a mark. cut: -1 when
  * there is none. */

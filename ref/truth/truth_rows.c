@@ -260,7 +260,7 @@ ld tr_entry_rel(const tr_run *r, const tr_head *a, dp_entry e, int but, int64_t 
     return sum;
 }
 
-static ld largest(const double *x, int64_t n) {
+double tr_largest(const double *x, int64_t n) {
     double most = 0;
     for (int64_t i = 0; i < n; i++)
         if (!(fabs(x[i]) <= most)) most = isnan(x[i]) ? INFINITY : fabs(x[i]);
@@ -286,7 +286,7 @@ ld tr_others_up(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, dp_e
         else if (has_unit(a, of))
             up *= tr_exact_up(dp_norm_most(p), r->rel.qk);
         else
-            up *= norm ? tr_norm_up(given(p, of, hv, t), n) : largest(given(p, of, hv, t), n);
+            up *= norm ? tr_norm_up(given(p, of, hv, t), n) : tr_largest(given(p, of, hv, t), n);
     }
     return up;
 }

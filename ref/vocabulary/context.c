@@ -23,6 +23,13 @@ int dp_sequence_of(const int64_t *cu, int Nseq, int64_t t) {
     return lo;
 }
 
+int64_t dp_longest_sequence(const int64_t *cu, int Nseq) {
+    int64_t most = 0;
+    for (int n = 0; n < Nseq; n++)
+        if (cu[n + 1] - cu[n] > most) most = cu[n + 1] - cu[n];
+    return most;
+}
+
 static dp_status check_split(const int64_t *cu, int Nseq, dp_own own, int N, dp_err *e) {
     const int64_t T = cu[Nseq];
     if (N < 1) return dp_fail(e, DP_EINPUT, "ranks = %d: must be at least 1", N);

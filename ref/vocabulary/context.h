@@ -9,6 +9,8 @@
 
 /* The sequence of token t, the first one that ends behind t; of tokens behind all, the last one. */
 int dp_sequence_of(const int64_t *cu, int Nseq, int64_t t);
+/* Tokens of the longest sequence. */
+int64_t dp_longest_sequence(const int64_t *cu, int Nseq);
 
 typedef struct {
     int rank, N;

@@ -106,6 +106,19 @@ double *dp_copy(const double *x, int64_t n) {
     return y;
 }
 
+double *dp_identity(int n) {
+    double *I = dp_doubles((int64_t)n * n);
+    for (int i = 0; i < n; i++)
+        I[(int64_t)i * n + i] = 1;
+    return I;
+}
+
+void dp_swap(double **a, double **b) {
+    double *was = *a;
+    *a = *b;
+    *b = was;
+}
+
 double **dp_copy_list(double *const *a, int64_t n, int64_t size) {
     double **b = dp_calloc((size_t)n, sizeof *b);
     for (int64_t i = 0; i < n; i++)

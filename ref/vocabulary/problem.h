@@ -99,6 +99,8 @@ void dp_text_add(char *to, size_t size, const char *fmt, ...) __attribute__((for
 void *dp_realloc(void *x, size_t bytes);     /* likewise */
 double *dp_doubles(int64_t n);               /* n zeros */
 double *dp_copy(const double *x, int64_t n); /* NULL for NULL */
+double *dp_identity(int n);                  /* [n][n] */
+void dp_swap(double **a, double **b);
 /* Copies n arrays of a size, NULL where one is, to be freed with dp_free_list. */
 double **dp_copy_list(double *const *a, int64_t n, int64_t size);
 /* Do two lists have the same bits, NULL at the same places? A list may be NULL, too. */
