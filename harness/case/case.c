@@ -5,6 +5,7 @@
 #include "operations.h"
 #include "ref/chunk/gate.h"
 #include "ref/files/input.h"
+#include "ref/vocabulary/design.h"
 #include "ref/vocabulary/recurrence_text.h"
 #include "ref/vocabulary/text.h"
 
@@ -21,8 +22,7 @@
 /* ---- where case files lie -------------------------------------------------------------------- */
 
 char *dp_case_sibling(const char *path, const char *name) {
-    const char *slash = strrchr(path, '/');
-    const size_t dir = slash && *name != '/' ? (size_t)(slash - path) + 1 : 0;
+    const size_t dir = *name != '/' ? (size_t)(dp_base_name(path) - path) : 0;
     char *out = dp_calloc(dir + strlen(name) + 1, 1);
     memcpy(out, path, dir);
     strcpy(out + dir, name);
@@ -584,11 +584,6 @@ static dp_status parse_block(const dp_casefile *f, const char **p, block *b, dp_
     return DP_OK;
 }
 
-static int representable(double x, dp_format f) {
-    const double y = f == DP_BF16 ? dp_bf16d(x) : f == DP_FP32 ? dp_fp32(x) : x;
-    return isnan(x) ? 1 : y == x;
-}
-
 /* A number that the input's format holds; *p moves past it. begin: of the whole item. */
 static dp_status parse_value(const dp_casefile *f, const char **p, const char *begin, dp_format fmt,
                              double *x, dp_err *e) {
@@ -599,7 +594,7 @@ static dp_status parse_value(const dp_casefile *f, const char **p, const char *b
     if (read == DP_NUMBER_RANGE)
         return dp_casefile_refuse(f, "override", e,
                                   "the value at '%.40s' is not a number that fp64 holds", begin);
-    if (!representable(*x, fmt))
+    if (!isnan(*x) && dp_store(fmt, *x) != *x)
         return dp_casefile_refuse(f, "override", e, "%a at '%.40s' is not a number of %s", *x,
                                   begin, dp_formats[fmt].name);
     *p = end;
@@ -771,8 +766,7 @@ static dp_status build(const dp_casefile *f, dp_case *c, int load, const dp_tens
 }
 
 static char *stem(const char *path) {
-    const char *slash = strrchr(path, '/');
-    char *out = dp_strdup(slash ? slash + 1 : path);
+    char *out = dp_strdup(dp_base_name(path));
     const size_t n = strlen(out);
     if (n > 5 && !strcmp(out + n - 5, ".case")) out[n - 5] = 0;
     return out;

@@ -773,8 +773,7 @@ static void name_it(const struct dp_command *c, dp_subject *s) {
     for (int i = 0; i < c->nword; i++)
         /* NOLINTNEXTLINE(*NullDereference): nword words, one at least */
         if (!command_names(c->word[i], "IN") && !command_names(c->word[i], "OUT"))
-            dp_text_add(text, sizeof text, "%s%s", *text ? " " : "",
-                        dp_subject_base_name(c->word[i]));
+            dp_text_add(text, sizeof text, "%s%s", *text ? " " : "", dp_base_name(c->word[i]));
     dp_text_printable(text, s->name, sizeof s->name);
 }
 

@@ -451,10 +451,6 @@ static const char *signal_name(int sig) {
     return n ? n : "?";
 }
 
-const char *dp_subject_base_name(const char *path) {
-    return strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
-}
-
 /* ---- processes ------------------------------------------------------------------------------- */
 
 static void say_signal(const dp_subject_memory *s, int r, int sig, dp_subject_ending *end) {
@@ -463,7 +459,7 @@ static void say_signal(const dp_subject_memory *s, int r, int sig, dp_subject_en
     char who[24], at[288] = "";
     subject_on_rank(s, r, who, sizeof who);
     if (st.have_fault && st.pc && st.pc < 1u << 30)
-        snprintf(at, sizeof at, ", at %.255s+0x%llx", dp_subject_base_name(s->c->lib),
+        snprintf(at, sizeof at, ", at %.255s+0x%llx", dp_base_name(s->c->lib),
                  (unsigned long long)st.pc);
     end->outcome = DP_SUBJECT_CRASHED;
     if (!st.have_fault)
@@ -688,7 +684,7 @@ static dp_status read_about(dp_subject_about a, const char *path, dp_subject *s,
     s->max_ranks = a.max_ranks;
     const dp_status st = read_recurrences(path, a.recurrences, s, e);
     if (st) return st;
-    dp_text_printable(a.name[0] ? a.name : dp_subject_base_name(path), s->name, sizeof s->name);
+    dp_text_printable(a.name[0] ? a.name : dp_base_name(path), s->name, sizeof s->name);
     return dp_subject_read_writes(path, a.writes, s, e);
 }
 

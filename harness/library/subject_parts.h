@@ -44,8 +44,6 @@ dp_status dp_subject_read_writes(const char *path, char *writes, dp_subject *s, 
 
 /* A remark on a signal beside its name, in brackets, or "". */
 const char *dp_subject_signal_hint(int sig);
-/* The file's name without its folders. */
-const char *dp_subject_base_name(const char *path);
 
 /* command.c: a program, and what closes it */
 dp_status dp_command_run(const dp_subject *s, const dp_problem *p, const dp_subject_call *call,

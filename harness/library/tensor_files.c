@@ -1,6 +1,7 @@
 /* Inputs and outputs of one call in files (tensor_files.h). */
 #include "tensor_files.h"
 #include "harness/case/case_inputs.h"
+#include "ref/vocabulary/design.h"
 #include "ref/vocabulary/recurrence_text.h"
 
 #include <math.h>
@@ -25,7 +26,7 @@ int dp_file_shape(const dp_problem *p, const dp_tensor_field *f, int64_t shape[D
 
 static int holds(dp_format format, const double *x, int64_t n) {
     for (int64_t i = 0; i < n && format != DP_FP64; i++)
-        if ((format == DP_BF16 ? dp_bf16d(x[i]) : dp_fp32(x[i])) != x[i] && !isnan(x[i])) return 0;
+        if (dp_store(format, x[i]) != x[i] && !isnan(x[i])) return 0;
     return 1;
 }
 

@@ -3,6 +3,7 @@
 #include "record_schema.h"
 #include "record.h"
 #include "ref/files/output.h"
+#include "ref/vocabulary/text.h"
 
 #include <cblas.h>
 #include <math.h>
@@ -500,8 +501,7 @@ static json_t *regime(const void *x) {
 }
 static json_t *data(const void *x) {
     const char *path = ((const dp_case *)x)->data;
-    const char *slash = path ? strrchr(path, '/') : NULL;
-    return path ? dp_json_text(slash ? slash + 1 : path) : NULL;
+    return path ? dp_json_text(dp_base_name(path)) : NULL;
 }
 static json_t *warnings(const void *x) {
     const dp_case *c = x;

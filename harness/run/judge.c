@@ -757,7 +757,7 @@ static void take_log_gradient(const dp_tensorfile *in, dp_tensorfile *out) {
 
 static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const judge_settings *s,
                            int backward, dp_case *c, dp_err *e) {
-    int R, n;
+    int R;
     const char *op = model(in, o, &R);
     const dp_tensor *q = judge_input(in, DP_INPUT_Q), *v = judge_input(in, DP_INPUT_V);
     for (int i = 0; s->in_vk && i < DP_NINPUTS; i++) {
@@ -770,21 +770,19 @@ static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const j
     if (s->decays && take_logs(in, e)) return DP_EINPUT;
     const size_t size = 1024 + (s->cu ? strlen(s->cu) : 0);
     DP_OWN char *text = dp_calloc(size, 1);
-    n = snprintf(
+    dp_text_add(
         text, size,
         "reason = Tensors that another program wrote.\nsource = two files\nop = %s\nR = %d\ngate = "
         "%s\nbeta = %s\nl2norm = %s\nranks = %d\nbase = %s\nchain = %s\nbackward = %s\n",
         op, R, s->gate, s->beta, s->l2norm, s->ranks, s->base.base, s->claim,
         backward ? "yes" : "no");
     if (o->tokens)
-        n += snprintf(text + n, size - (size_t)n, "T = %lld\n",
-                      (long long)(o->tokens * (s->queries ? s->queries : 1)));
+        dp_text_add(text, size, "T = %lld\n",
+                    (long long)(o->tokens * (s->queries ? s->queries : 1)));
     if (!isnan(s->scale))
-        n += snprintf(text + n, size - (size_t)n, "scale = %.17g\n",
-                      s->scale); /* 17 digits give the same double again */
-    if (!isnan(s->lower_bound))
-        n += snprintf(text + n, size - (size_t)n, "lower_bound = %.17g\n", s->lower_bound);
-    if (s->cu) snprintf(text + n, size - (size_t)n, "cu_seqlens = %s\n", s->cu);
+        dp_text_add(text, size, "scale = %.17g\n", s->scale); /* 17 digits: the same double again */
+    if (!isnan(s->lower_bound)) dp_text_add(text, size, "lower_bound = %.17g\n", s->lower_bound);
+    if (s->cu) dp_text_add(text, size, "cu_seqlens = %s\n", s->cu);
     const dp_status st = dp_case_from_tensors(text, in, c, e);
     if (!st && s->queries && c->p.model == DP_USER) c->p.lag = (int)s->queries;
     return st;
@@ -792,15 +790,12 @@ static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const j
 
 /* ---- judging --------------------------------------------------------------------------------- */
 
-static const char *base_name(const char *path) {
-    return strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
-}
-
 static void name_case(const dp_judge_options *o, dp_case *c) {
     free(c->name);
     free(c->source);
-    c->name = dp_strdup(base_name(o->outputs));
-    c->source = dp_text_new("%s, computed from %s", base_name(o->outputs), base_name(o->inputs));
+    c->name = dp_strdup(dp_base_name(o->outputs));
+    c->source =
+        dp_text_new("%s, computed from %s", dp_base_name(o->outputs), dp_base_name(o->inputs));
 }
 
 dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp_err *e) {

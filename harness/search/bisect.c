@@ -1067,6 +1067,11 @@ dp_problem dp_bisect_owned(const dp_problem *p, dp_own kind, int ranks, int *par
     return q;
 }
 
+/* All stages, then both convolutions. */
+static dp_bisect_row *bisect_row_at(dp_bisect *b, int i) {
+    return i < DP_NSTAGES ? &b->stage[i] : &b->conv[i - DP_NSTAGES];
+}
+
 dp_status dp_bisect_sim(const dp_problem *p, const dp_sim_policy *how, int runs, int all,
                         dp_bisect *out, dp_err *e) {
     const int N = how->N;
@@ -1074,13 +1079,9 @@ dp_status dp_bisect_sim(const dp_problem *p, const dp_sim_policy *how, int runs,
     *out = (dp_bisect){.first = -1, .N = N, .HV = p->HV};
     const dp_status st = bisect_work_new(&w, p, how, 0, e);
     if (st) return st;
-    for (int i = 0; i < DP_NSTAGES; i++) {
-        out->stage[i].rank = dp_calloc((size_t)N, 1);
-        out->stage[i].head = dp_calloc((size_t)p->HV, 1);
-    }
-    for (int i = 0; i < 2; i++) {
-        out->conv[i].rank = dp_calloc((size_t)N, 1);
-        out->conv[i].head = dp_calloc((size_t)p->HV, 1);
+    for (int i = 0; i < DP_NSTAGES + 2; i++) {
+        bisect_row_at(out, i)->rank = dp_calloc((size_t)N, 1);
+        bisect_row_at(out, i)->head = dp_calloc((size_t)p->HV, 1);
     }
     const int64_t nch = (int64_t)w.ref.ngroup * p->HV;
     const int last = same_chunks(&w) ? how->backward ? DP_NSTAGES : DP_STAGE_RECOMPUTE : 0;
@@ -1123,13 +1124,9 @@ const dp_bisect_row *dp_bisect_first(const dp_bisect *b, const char **name) {
 }
 
 void dp_bisect_free(dp_bisect *b) {
-    for (int i = 0; i < DP_NSTAGES; i++) {
-        free(b->stage[i].rank);
-        free(b->stage[i].head);
-    }
-    for (int i = 0; i < 2; i++) {
-        free(b->conv[i].rank);
-        free(b->conv[i].head);
+    for (int i = 0; i < DP_NSTAGES + 2; i++) {
+        free(bisect_row_at(b, i)->rank);
+        free(bisect_row_at(b, i)->head);
     }
     *b = (dp_bisect){.first = -1};
 }

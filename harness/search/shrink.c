@@ -5,6 +5,7 @@
 #include "harness/case/case_inputs.h"
 #include "ref/files/output.h"
 #include "ref/vocabulary/recurrence.h"
+#include "ref/vocabulary/text.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -384,8 +385,7 @@ dp_status dp_case_write(const dp_case *c, const char *reason, const char *source
         if (c->op->inputs && in_text)
             print_tensors(out.f, c, t, n);
         else if (c->op->inputs) {
-            const char *base = strrchr(data, '/');
-            fprintf(out.f, "data = %s\n", base ? base + 1 : data);
+            fprintf(out.f, "data = %s\n", dp_base_name(data));
             st = write_tensors((dp_case *)c, data, e);
         }
         const dp_status closed = dp_output_close(&out, st != DP_OK, e);

@@ -166,7 +166,7 @@ static int create(dp_output *o) {
 
 static dp_status open_temp(dp_output *o, dp_err *e) {
     struct stat st;
-    const char *slash = strrchr(o->path, '/'), *name = slash ? slash + 1 : o->path;
+    const char *name = dp_base_name(o->path);
     const int is_name = *name && strcmp(name, ".") && strcmp(name, "..");
     o->folder = open_folder(o->path);
     int fd = -1;
@@ -226,7 +226,7 @@ dp_status dp_output_open(dp_output *o, const char *path, dp_err *e) {
 }
 
 dp_status dp_output_close(dp_output *o, int bad, dp_err *e) {
-    const char *slash = strrchr(o->path, '/'), *name = slash ? slash + 1 : o->path;
+    const char *name = dp_base_name(o->path);
     const int temp = o->temp[0] != 0;
     int why = 0;
     if (fflush(o->f) || ferror(o->f) || (temp && fsync(fileno(o->f)))) {

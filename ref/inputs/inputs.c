@@ -1,5 +1,6 @@
 /* Laws of inputs: from a spec and a seed to exact bits (inputs.h). */
 #include "inputs.h"
+#include "ref/vocabulary/design.h"
 #include "ref/vocabulary/recurrence.h"
 
 #include <assert.h>
@@ -176,9 +177,6 @@ enum stream {
     ST_OWN
 };
 
-static double rounded(double x, dp_format f) {
-    return f == DP_BF16 ? dp_bf16d(x) : f == DP_FP32 ? dp_fp32(x) : x;
-}
 static dp_format param_dtype(const dp_inputs_spec *s) {
     return s->dtype == DP_FP64 ? DP_FP64 : DP_FP32;
 }
@@ -189,7 +187,7 @@ static void fill_normal(double *x, int64_t n, const dp_inputs_spec *s, enum stre
     dp_rng r;
     dp_rng_seed(&r, s->seed, st);
     for (int64_t i = 0; i < n; i++)
-        x[i] = rounded(mean + scale * dp_rng_normal(&r), dtype);
+        x[i] = dp_store(dtype, mean + scale * dp_rng_normal(&r));
 }
 
 static void fill_uniform(double *x, int64_t n, const dp_inputs_spec *s, enum stream st, double lo,
@@ -198,11 +196,6 @@ static void fill_uniform(double *x, int64_t n, const dp_inputs_spec *s, enum str
     dp_rng_seed(&r, s->seed, st);
     for (int64_t i = 0; i < n; i++)
         x[i] = lo + (hi - lo) * dp_rng_uniform(&r);
-}
-
-static void round_all(double *x, int64_t n, dp_format f) {
-    for (int64_t i = 0; i < n; i++)
-        x[i] = rounded(x[i], f);
 }
 
 static void fill_keys(dp_problem *p, const dp_inputs_spec *s) {
@@ -218,7 +211,7 @@ static void fill_keys(dp_problem *p, const dp_inputs_spec *s) {
                 double *k = p->k + ((t * p->H + h) * R + j) * K;
                 draw_key(&law, &r, k);
                 if (!dp_is_normed(p, DP_INPUT_K)) normalise(k, K);
-                round_all(k, K, s->dtype);
+                dp_store_all(s->dtype, k, K);
             }
         key_law_free(&law);
     }
@@ -245,7 +238,7 @@ static void fill_log_gate(dp_problem *p, const dp_inputs_spec *s) {
     for (int64_t i = 0; i < p->T * row; i++) {
         const double x = s->g_uniform > 0 ? s->g_uniform * dp_rng_uniform(&r)
                                           : s->g_scale * dp_rng_exponential(&r);
-        p->g[i] = rounded(0 - s->g_least - rate[i % row] * x, s->dtype);
+        p->g[i] = dp_store(s->dtype, 0 - s->g_least - rate[i % row] * x);
     }
 }
 
@@ -257,11 +250,11 @@ static void fill_raw_gate(dp_problem *p, const dp_inputs_spec *s) {
         fill_uniform(p->A_log, p->HV, s, ST_A_LOG, law->a_lo, law->a_hi);
         for (int h = 0; h < p->HV; h++)
             p->A_log[h] = dp_log_exact_bits(p->A_log[h] * head_rate(s, h));
-        round_all(p->A_log, p->HV, param_dtype(s));
+        dp_store_all(param_dtype(s), p->A_log, p->HV);
     }
     if (p->dt_bias) {
         fill_uniform(p->dt_bias, row, s, ST_DT_BIAS, law->bias_lo, law->bias_hi);
-        round_all(p->dt_bias, row, param_dtype(s));
+        dp_store_all(param_dtype(s), p->dt_bias, row);
     }
 }
 
@@ -272,9 +265,9 @@ static void fill_factors(dp_problem *p, const dp_inputs_spec *s) {
     fill_uniform(p->lr_b, n, s, ST_LR_B, s->beta_lo, s->beta_hi);
     for (int64_t i = 0; i < rows; i++)
         normalise(p->lr_a + i * p->K, p->K);
-    round_all(p->lr_a, n, s->dtype);
+    dp_store_all(s->dtype, p->lr_a, n);
     for (int64_t i = 0; i < n; i++) {
-        p->lr_b[i] = rounded(p->lr_a[i] * p->lr_b[i], s->dtype);
+        p->lr_b[i] = dp_store(s->dtype, p->lr_a[i] * p->lr_b[i]);
         p->lr_a[i] = 0 - p->lr_a[i];
     }
 }
@@ -340,11 +333,11 @@ static void fill_numbers_of_rows(dp_problem *p, const dp_inputs_spec *s) {
     const int64_t n = p->T * p->HV, angles = n * dp_pairs(p);
     if (p->number) {
         fill_uniform(p->number, n, s, ST_OWN + DP_KEYS_MOST, s->beta_lo, s->beta_hi);
-        round_all(p->number, n, s->dtype);
+        dp_store_all(s->dtype, p->number, n);
     }
     if (!p->angle) return;
     fill_uniform(p->angle, angles, s, ST_OWN + DP_KEYS_MOST + 1, -0.1, 0.3);
-    round_all(p->angle, angles, s->dtype);
+    dp_store_all(s->dtype, p->angle, angles);
 }
 
 /* A value beside v: as v where it stands alone, else a number as beta. */
@@ -356,7 +349,7 @@ static void fill_value_of_rows(dp_problem *p, const dp_inputs_spec *s, int input
         fill_normal(x, n, s, st, 0, 1, s->dtype);
     else
         fill_uniform(x, n, s, st, s->beta_lo, s->beta_hi);
-    round_all(x, n, s->dtype);
+    dp_store_all(s->dtype, x, n);
 }
 
 /* The first key is that of other recurrences (fill_keys). */
@@ -391,7 +384,7 @@ static void fill_own_rows(dp_problem *p, const dp_inputs_spec *s) {
     for (int i = 0; i < DP_KEYS_MOST; i++) {
         double *x = *dp_input_at(p, dp_row_keys[i]);
         for (int64_t j = 0; j < n && x; j++)
-            x[j] = rounded(roles.sign[i] * x[j], s->dtype);
+            x[j] = dp_store(s->dtype, roles.sign[i] * x[j]);
     }
     fill_numbers_of_rows(p, s);
     fill_value_of_rows(p, s, DP_INPUT_WRITE, ST_WRITE);
@@ -405,8 +398,8 @@ static void fill_beta(dp_problem *p, const dp_inputs_spec *s) {
         const int64_t ne = p->T * p->HV * p->K, nw = p->T * p->HV * p->V;
         fill_uniform(p->erase, ne, s, ST_ERASE, s->beta_lo, s->beta_hi);
         fill_uniform(p->write, nw, s, ST_WRITE, s->beta_lo, s->beta_hi);
-        round_all(p->erase, ne, s->dtype);
-        round_all(p->write, nw, s->dtype);
+        dp_store_all(s->dtype, p->erase, ne);
+        dp_store_all(s->dtype, p->write, nw);
         return;
     }
     if (p->model == DP_USER)
@@ -419,7 +412,7 @@ static void fill_beta(dp_problem *p, const dp_inputs_spec *s) {
         return;
     }
     fill_uniform(p->beta, n, s, ST_BETA, s->beta_lo, s->beta_hi);
-    round_all(p->beta, n, s->dtype);
+    dp_store_all(s->dtype, p->beta, n);
 }
 
 /* The scale of v, s0, do and dstate. */
@@ -439,9 +432,9 @@ void dp_inputs_fill_gradients(dp_problem *p, const dp_inputs_spec *s) {
 
 static void fill_moved(dp_problem *p, const dp_inputs_spec *s) {
     dp_inputs_move_state(p, s->seed);
-    round_all(p->q, p->T * p->H * p->K, s->dtype);
-    round_all(p->k, p->T * p->H * p->K, s->dtype);
-    round_all(p->g, p->T * p->HV * p->K, s->dtype);
+    dp_store_all(s->dtype, p->q, p->T * p->H * p->K);
+    dp_store_all(s->dtype, p->k, p->T * p->H * p->K);
+    dp_store_all(s->dtype, p->g, p->T * p->HV * p->K);
 }
 
 void dp_inputs_fill(dp_problem *p, const dp_inputs_spec *s) {

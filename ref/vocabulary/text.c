@@ -62,6 +62,11 @@ void dp_text_printable(const char *s, char *out, size_t size) {
     if (size) out[at] = 0;
 }
 
+const char *dp_base_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
 int dp_find_name(const char *name, const char *const *names, int n) {
     for (int i = 0; i < n; i++)
         if (!strcmp(name, names[i])) return i;

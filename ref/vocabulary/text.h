@@ -17,6 +17,9 @@ size_t dp_text_good(const char *s, size_t n, int lines);
 /* Copies s with every other byte as \xNN; cut between characters where it does not fit. */
 void dp_text_printable(const char *s, char *out, size_t size);
 
+/* Behind its last slash. */
+const char *dp_base_name(const char *path);
+
 /* Place of name in names [n], -1: it is none of them. */
 int dp_find_name(const char *name, const char *const *names, int n);
 /* Is name one of the words of a list that have `between` between them? */
