@@ -45,7 +45,7 @@ C_ALL    := $(CFLAGS) -std=gnu11 -Wall -Wextra -Werror=implicit-function-declara
     -Wno-unknown-pragmas -ffp-contract=off -fno-math-errno -fno-trapping-math -fopenmp $(ARCH) \
     $(SANFLAGS) $(WARNED)
 CXX_ALL  := $(CXXFLAGS) -std=c++14 -Wall -Wextra $(ARCH) $(SANFLAGS) $(WARNED)
-CPP_ALL  := -I. -D_GNU_SOURCE $(CPPFLAGS) -MMD -MP
+CPP_ALL   = -I. -D_GNU_SOURCE $(CPPFLAGS) -MMD -MP -MT $@
 
 # The CUDA kernels become a subject of the harness where there is a device and an nvcc; GPU=1 builds
 # them without a device, GPU=0 leaves them out. They never change what the CPU part does.

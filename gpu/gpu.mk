@@ -29,7 +29,7 @@ $(BUILD)/gpu/flags: FORCE
 	$(call update,'$(NVCC) $(NVCC_GENCODE) $(NVCCFLAGS)')
 $(BUILD)/gpu/%.o: gpu/%.cu $(BUILD)/gpu/flags
 	@mkdir -p $(@D)
-	$(NVCC) -std=c++17 -I. -Igpu $(NVCC_GENCODE) $(NVCCFLAGS) $(NVCC_ALSO) -MMD -MP -Xcompiler \
+	$(NVCC) -std=c++17 -I. -Igpu $(NVCC_GENCODE) $(NVCCFLAGS) $(NVCC_ALSO) -MMD -MP -MT $@ -Xcompiler \
 	    -fPIC,-Wall,-Wextra,-Wno-missing-field-initializers -c $< -o $@
 # Laws of inputs have the bits of the host.
 $(BUILD)/gpu/arrays/arrays.o $(BUILD)/gpu/tests/test_arrays.o: private NVCC_ALSO := -fmad=false

@@ -11,7 +11,7 @@ DP_TEST(pieces, the_program_says_what_guards_and_rule_decide_and_why) {
         const char *options, *says;
     } rows[] = {
         {"15000 --heads 4", "whole: the longest has fewer than 256 chunks (guard 1)"},
-        {"15000 --heads 4", "forward:       cut in 16 segments of at most 15 chunks"},
+        {"15000 --heads 4", "forward:       cut in 14 segments of at most 17 chunks"},
         {"15000 --heads 4", "\nGuard 1 is a length"},
         {"65536 --heads 4 --device gb200", "cut in 16 pieces of at most 64 chunks"},
         {"16384,16384 --heads 8 --device 152", "(guard 2)"},

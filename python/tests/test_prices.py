@@ -68,7 +68,7 @@ def test_guards_and_rule_side_by_side() -> None:
     }
     assert both["forward"]["segments"] == 16 and both["difference"] == ""
     short = deltaproof.pieces([15000], heads=4)
-    assert short["guards"]["why"] == "short" and short["forward"]["segments"] == 16
+    assert short["guards"]["why"] == "short" and short["forward"]["segments"] == 14
     assert short["forward"]["ms"] < short["forward"]["whole_ms"]
     assert "Guard 1" in short["difference"]
     with pytest.raises(ValueError, match="must be one of a100"):
