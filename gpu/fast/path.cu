@@ -46,13 +46,12 @@ int fast_heads_of_block(const dpg_plan *pl) {
     return 1;
 }
 
-/* A pass over few heads leaves multiprocessors to the chunk kernel. With fewer chunks the launches
- * take what that saves (reports/device/cp-windows.txt). */
+/* A pass over few heads leaves multiprocessors to the chunk kernel. */
 int fast_spans(const dpg_plan *pl) {
     const int64_t blocks = (int64_t)pl->d.HV * (pl->d.V / 64);
-    const int takes = pl->bare && !pl->single && pl->nrow == 1 && pl->d.NT >= 192;
+    const int takes = pl->bare && !pl->single && pl->nrow == 1;
     const int has_pre = pl->N > 1 && !pl->leads && !pl->is_last;
-    return takes && !has_pre && 3 * blocks <= 2 * pl->device.sms ? SPANS : 0;
+    return takes && !has_pre && dp_segments_in_spans(pl->d.NT, blocks, pl->device.sms) ? SPANS : 0;
 }
 
 /* Steps of 32 tokens that the longest sequence takes. */

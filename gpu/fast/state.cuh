@@ -12,6 +12,7 @@
 #include "fast/ring.cuh"
 #include "fast/tile.cuh"
 #include "fault.cuh"
+#include "ref/vocabulary/segments.h"
 #include <algorithm>
 
 /* NULL: not wanted, or zeros. */
@@ -343,7 +344,7 @@ static inline int ring_bytes(const dpg_plan *p, StateArgs *a, size_t rest, size_
  * sooner, where each has a multiprocessor. With `by_part` the choice may not depend on a rank's own
  * tokens, where heads are exchanged not on its heads. */
 static inline bool by_teams(const dpg_plan *p, int nseq) {
-    return !p->by_part && (int64_t)nseq * p->all_heads * (p->d.V / 16) <= p->device.sms;
+    return !p->by_part && dp_segments_by_teams((int64_t)nseq * p->all_heads, p->d.V, p->device.sms);
 }
 static inline unsigned pass_blocks_of(const dpg_plan *p, int nseq) {
     const int columns = by_teams(p, nseq) ? 16 : 16 * SLICES_OF_SCAN;

@@ -101,8 +101,8 @@ static ps time_of_pass(const dp_segments_case *c, const rows *r, int blocks, pas
         chunks += r->at[j];
     return p.launch + most_of(last_end(c, r, blocks, &p), p.tile * chunks * c->HV);
 }
-static int takes_teams(const dp_segments_case *c, int64_t n) { /* fast/state.cuh: by_teams */
-    return n * c->HV * (c->V / 16) <= c->sms;
+static int takes_teams(const dp_segments_case *c, int64_t n) {
+    return dp_segments_by_teams(n * c->HV, c->V, c->sms);
 }
 static int takes_bare(const dp_segments_case *c, int64_t n) { /* fast/path.cu: is_bare */
     return c->bare && dp_segments_fill_bare(n * c->HV * (c->V / 64), c->sms);
@@ -186,9 +186,7 @@ static ps time_of(const dp_segments_case *c, const batch *b, int64_t tiles) {
                 : time_by(c, &b->all, &STATE);
     if (!bare) t += bytes_here(c, g->chunks_stored - g->chunks) * tiles;
     if (c->backward) t += time_of_backward(c, &b->all, cut);
-    const int beside =
-        b->all.n == 1 && b->all.at[0] >= 192 && 3 * c->HV * (c->V / 64) <= 2 * c->sms;
-    if (bare && beside) /* fast/path.cu: fast_spans */
+    if (bare && b->all.n == 1 && dp_segments_in_spans(b->all.at[0], c->HV * (c->V / 64), c->sms))
         t -= bytes_here(c, g->chunks) * tiles * g->beside / 100;
     if (!cut) return t;
     t += time_of_starts(c, b, bare);

@@ -55,6 +55,17 @@ typedef struct {
 static inline int dp_segments_fill_bare(int64_t blocks, int sms) {
     return blocks >= 44 * sms / 132;
 }
+/* 1 if a pass over so many segments x heads goes by teams (fast/state.cuh): a block has 16 columns,
+ * and a multiprocessor of its own. Else a block has 64. */
+static inline int dp_segments_by_teams(int64_t states, int V, int sms) {
+    return states * (V / 16) <= sms;
+}
+/* 1 if a pass without w and u over one whole sequence goes in spans (fast/path.cu). Its blocks, of
+ * 64 columns, leave multiprocessors to later chunks; with fewer chunks the launches take what that
+ * saves (reports/device/cp-windows.txt). */
+static inline int dp_segments_in_spans(int chunks, int64_t blocks, int sms) {
+    return chunks >= 192 && 3 * blocks <= 2 * sms;
+}
 
 /* The most chunks of a segment; 0: nothing is cut. chunks [n]: of each sequence of the rank. */
 int dp_segments_most(const dp_segments_case *c, const int *chunks, int n);
