@@ -393,18 +393,17 @@ static dp_status launch_heads(const Device &dev, const DecodeArgs &a, cudaStream
                   dim3((unsigned)(heads < most ? heads : most)), Plan<FORM, VK>::THREADS,
                   sizeof(Room<FORM, VK>), a);
 }
+/* States that are not packed have both layouts. */
+template <int FORM>
+static dp_status launch_layout(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
+    return a.d.layout == DPG_STATE_VK ? launch_heads<FORM, true>(dev, a, s, e)
+                                      : launch_heads<FORM, false>(dev, a, s, e);
+}
 dp_status dpg_decode_heads(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
-    const bool vk = a.d.layout == DPG_STATE_VK;
     switch (form_of(a.d)) {
-    case IN_F32:
-        return vk ? launch_heads<IN_F32, true>(dev, a, s, e)
-                  : launch_heads<IN_F32, false>(dev, a, s, e);
-    case IN_BF16:
-        return vk ? launch_heads<IN_BF16, true>(dev, a, s, e)
-                  : launch_heads<IN_BF16, false>(dev, a, s, e);
-    case IN_F16:
-        return vk ? launch_heads<IN_F16, true>(dev, a, s, e)
-                  : launch_heads<IN_F16, false>(dev, a, s, e);
+    case IN_F32: return launch_layout<IN_F32>(dev, a, s, e);
+    case IN_BF16: return launch_layout<IN_BF16>(dev, a, s, e);
+    case IN_F16: return launch_layout<IN_F16>(dev, a, s, e);
     case IN_E4M3: return launch_heads<IN_E4M3, false>(dev, a, s, e);
     case IN_E5M2: return launch_heads<IN_E5M2, false>(dev, a, s, e);
     case IN_INT8: return launch_heads<IN_INT8, false>(dev, a, s, e);
