@@ -35,8 +35,7 @@ int dp_cmd_compare(int argc, char **argv) {
                                   "noise, which verdicts changed.\v"
                                   "A record is a results.json or the folder that holds it. Exit "
                                   "status 0 nothing worse, 1 worse, 2 they cannot be compared."};
-    dp_parse_writing(&a, argc, argv, NULL);
-    const int rc = dp_script_become("reports/compare.py", argv + 1); /* comes back if it fails */
-    dp_old_outputs_remove(dp_argument("--out", argc, argv), dp_argument("--json", argc, argv));
-    return rc;
+    dp_old_outputs_expect(argc, argv);
+    dp_parse(&a, argc, argv, NULL);
+    return dp_script_become("reports/compare.py", argv + 1);
 }

@@ -89,7 +89,6 @@ static void at_end(int status, DP_UNUSED void *arg) {
     DP_OWN char *page = status && expected_page ? read_page(expected_page) : NULL;
     if (page) unlink(expected_page);
     if (status) dp_old_outputs_remove(expected_folder, expected_json);
-    expected_folder = expected_json = expected_page = NULL;
 }
 
 const char *dp_argument(const char *name, int argc, char **argv) {
@@ -105,11 +104,15 @@ const char *dp_argument(const char *name, int argc, char **argv) {
     return value;
 }
 
-void dp_parse_writing(const struct argp *a, int argc, char **argv, void *input) {
+void dp_old_outputs_expect(int argc, char **argv) {
     expected_folder = dp_argument("--out", argc, argv);
     expected_json = dp_argument("--json", argc, argv);
     expected_page = dp_argument("--history", argc, argv);
     if (expected_folder || expected_json || expected_page) on_exit(at_end, NULL);
+}
+
+void dp_parse_writing(const struct argp *a, int argc, char **argv, void *input) {
+    dp_old_outputs_expect(argc, argv);
     dp_parse(a, argc, argv, input);
     expected_folder = expected_json = expected_page = NULL;
 }

@@ -18,8 +18,10 @@ int dp_record_finish(const dp_options *o, const dp_record *rec);
  * that the command writes, or NULL. It stays if it is no record, no comparison, and no list of
  * `check`, `differ` or `carry`. */
 void dp_old_outputs_remove(const char *folder, const char *json);
-/* dp_parse that does the same where it ends the program. The arguments, which may be wrong, name
- * the folder as --out, the file as --json, and a page as --history. */
+/* The same at the program's end, if that is a failure. The arguments, which may be wrong, name the
+ * folder as --out, the file as --json, and a page as --history. */
+void dp_old_outputs_expect(int argc, char **argv);
+/* dp_parse with that, if it ends the program. */
 void dp_parse_writing(const struct argp *a, int argc, char **argv, void *input);
 /* The last value of an option, as --NAME=VALUE or --NAME VALUE, or of its first letters, which
  * commands take, too; NULL: it is not there. */

@@ -16,7 +16,7 @@ typedef struct {
     const dp_problem *p;
     const dp_state_pool *pool; /* NULL: slots of its own, `kept` for each request */
     int64_t before;            /* slots before those of the pool */
-    int kept;                  /* row of PACKED, where states are packed */
+    int kept;                  /* row of PACKED; -1: states are fp32 */
     dp_device dev;
     dpg_decode d;
     dpg_decode_tensors t;
