@@ -182,6 +182,7 @@ class Contract:
             object.__setattr__(self, "outputs", outputs)
             object.__setattr__(self, "fn", self.recurrence.wrapped(self.fn))
             object.__setattr__(self, "models", ("dplr",))  # whose cases have what rows may have
+            object.__setattr__(self, "l2norm", bool(self.recurrence.norm))
         object.__setattr__(self, "outputs", tuple(names_of("outputs", self.outputs, OUTPUTS)))
         object.__setattr__(self, "models", tuple(names_of("models", self.models, RECURRENCES)))
         one_of("base", self.base, BASES)

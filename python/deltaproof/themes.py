@@ -302,7 +302,7 @@ def _form(theme: Theme, op: str, contract: Contract) -> dict[str, str]:
     if op in ("gdn2", "gla", "ssd", "dplr"):
         form["beta"] = "plain"
     if op == "dplr":
-        form["l2norm"] = "no"
+        form["l2norm"] = "yes" if contract.recurrence and contract.l2norm else "no"
     return form
 
 

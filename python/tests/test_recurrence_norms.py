@@ -3,12 +3,13 @@ with wrong ones."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from deltaproof import Recurrence, assert_explained, judge, to_bf16
+from deltaproof import Recurrence, assert_explained, judge, run, to_bf16
 
 EPS = 0.03
 NORMED = Recurrence(
@@ -55,6 +56,7 @@ def norm(x: np.ndarray, name: str, *, of: str = "qkp", chain: bool = True,
 
 def kernel(x: Arrays, **how: Any) -> Arrays:
     """S <- diag(exp g) S;  S <- S + k' beta (v - p S);  q, k, p over their norms."""
+    T, H, K, V = *x["k"].shape, x["v"].shape[-1]
     x = {n: a.astype(np.float64) for n, a in x.items()}
     (q, to_q), (k, to_k), (p, to_p) = (norm(x[n], n, **how) for n in ("q", "k", "p"))
     S, states, left = np.zeros((H, K, V)), [], []
@@ -199,3 +201,20 @@ def test_gates_above_0_and_one_that_clamps_them(ranks: int) -> None:
     assert_explained(x, kernel(x), **said)
     clamped = kernel(x | {"g": np.minimum(x["g"], 0)})
     assert {"o", "dq", "dk", "dp", "dv", "dg"} <= failed(judge(x, clamped, **said))
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_cases_have_the_norms_of_the_rows(written: bool, tmp_path: Path) -> None:
+    case = tmp_path / "own.case"
+    case.write_text("reason = a\nsource = b\nop = dplr\nT = 70\nH = 2\nK = 16\nV = 8\n")
+
+    def verdicts(names: str) -> set[str]:
+        def own(q: Any, k: Any, p: Any, v: Any, g: Any, beta: Any, do: Any) -> Arrays:
+            x = {"q": q, "k": k, "p": p, "v": v, "g": g, "beta": beta, "do": do}
+            return kernel(x, of=names)
+
+        said: dict[str, Any] = {"base": "fp32", "gate": "log", "outputs": ("dq", "dk", "dp")}
+        of = str(case) if written else "dplr-t65"
+        return set(run(own, of, recurrence=NORMED, layouts=(), **said).verdicts().values())
+
+    assert verdicts("qkp") == {"pass"} and verdicts("kp") == {"fail"}
