@@ -332,6 +332,16 @@ def test_bisect_of_the_simulated_ranks_finds_what_is_wrong_alone(name: str) -> N
     assert wrong.returncode == 1 and "WRONG STAGE: merge_fwd" in wrong.stdout
 
 
+def test_a_key_of_the_token_before_alone_is_a_vector(tmp_path: Path) -> None:
+    # else its state grows 16-fold a token, beyond fp32
+    names = "query q\ngate g per channel\nkeys k\nvalues v\nnumber b\nreads undecayed\n"
+    row = "row write=prev(k)*exp(g) read=prev(k) value=prev(v) strength=prev(b)\n"
+    (tmp_path / "own.recurrence").write_text(f"recurrence before\n{names}{row}")
+    words = ["run", "dplr-weak", "--recurrence", str(tmp_path / "own.recurrence"), "--ranks=1"]
+    done = subprocess.run([program(), *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
 def test_gradients_of_one_s_own_names_run_and_shrink(tmp_path: Path) -> None:
     own = {
         "base": "fp32",

@@ -274,13 +274,18 @@ static void fill_factors(dp_problem *p, const dp_inputs_spec *s) {
 
 /* ---- a user's own rows ----------------------------------------------------------------------- */
 
+/* lag: that of the token before */
+static int has_key(dp_entry e, int key, int lag) {
+    return dp_entry_has(e, (int)dp_row_keys[key] | (lag ? DP_PREVIOUS : 0));
+}
+
 static void find_vectors(const dp_recurrence *a, dp_key_roles *y) {
     for (int alone = 1; alone >= 0; alone--)
         for (int j = 0; j < 2 * a->n; j++) {
             const dp_entry e = j % 2 ? a->row[j / 2].read : a->row[j / 2].write;
             int n = 0, vectors = 0, first = -1;
             for (int i = DP_KEYS_MOST - 1; i >= 0; i--) {
-                if (!dp_entry_has(e, dp_row_keys[i])) continue;
+                if (!has_key(e, i, 0) && !has_key(e, i, 1)) continue;
                 n++;
                 first = i;
                 vectors += y->vector[i];
@@ -289,8 +294,12 @@ static void find_vectors(const dp_recurrence *a, dp_key_roles *y) {
         }
 }
 
-static int in_row(const dp_token_row *r, int key) {
-    return dp_entry_has(r->write, dp_row_keys[key]) + dp_entry_has(r->read, dp_row_keys[key]);
+static int in_row(const dp_token_row *r, int key, int lag) {
+    return has_key(r->write, key, lag) + has_key(r->read, key, lag);
+}
+
+static int both_in_row(const dp_token_row *r, int i, int k) {
+    return (in_row(r, i, 0) && in_row(r, k, 0)) || (in_row(r, i, 1) && in_row(r, k, 1));
 }
 
 dp_key_roles dp_key_roles_of(const dp_recurrence *a) {
@@ -302,7 +311,7 @@ dp_key_roles dp_key_roles_of(const dp_recurrence *a) {
             for (int i = 0; i < DP_KEYS_MOST * DP_KEYS_MOST && a->row[j].read.sign; i++) {
                 int *x = &y.like[i / DP_KEYS_MOST], *z = &y.like[i % DP_KEYS_MOST];
                 if (y.vector[i / DP_KEYS_MOST] && y.vector[i % DP_KEYS_MOST] &&
-                    in_row(&a->row[j], i / DP_KEYS_MOST) && in_row(&a->row[j], i % DP_KEYS_MOST))
+                    both_in_row(&a->row[j], i / DP_KEYS_MOST, i % DP_KEYS_MOST))
                     *x = *z = *x < *z ? *x : *z;
             }
     for (int turned = 0; turned < 1 << DP_KEYS_MOST; turned += 2) { /* the first never is */
@@ -311,7 +320,8 @@ dp_key_roles dp_key_roles_of(const dp_recurrence *a) {
             const dp_token_row *r = &a->row[j];
             int sign = r->write.sign * r->read.sign * r->strength.sign;
             for (int i = 0; i < DP_KEYS_MOST; i++)
-                if (y.vector[i] && turned >> i & in_row(r, i) & 1) sign = -sign;
+                if (y.vector[i] && turned >> i & (in_row(r, i, 0) + in_row(r, i, 1)) & 1)
+                    sign = -sign;
             contracting += sign > 0;
         }
         if (contracting <= most) continue;
