@@ -13,7 +13,7 @@ from .contract import contract_of
 from .judging import cache_folder, heard
 from .limits import LONGEST, seconds
 from .records import FAIL, NOT_JUDGED, PASS, ended
-from .running import kernel_name, small_case
+from .running import kernel_name, own_rows, small_case
 from .server import About, Server, run_program
 from .themes import case_paths
 from .vocabulary import GRADIENT_OF
@@ -95,6 +95,7 @@ def differ(
         command += ["--bitwise"] * bitwise + ["--no-truth"] * (not truth)
         command += [] if tokens is None else [f"--tokens={tokens}"]
         command += [] if heads is None else [f"--heads={heads}"]
+        command += own_rows(kernels[0])
         backward = any(set(GRADIENT_OF) & set(kernel.writes()) for kernel in kernels)
         command += [] if backward else ["--forward"]
         done = run_program(command, *servers)

@@ -278,6 +278,8 @@ def run(
             raise ValueError(f"cases={cases!r}: fresh problems are a run of their own")
         if kernel.widths:
             raise ValueError(f"widths={kernel.widths}: laws say the sizes of fresh problems")
+        if own := kernel.recurrence:
+            raise ValueError(f"recurrence={own.name!r}: fresh problems are of known recurrences")
         told = {"base": base, "design": design, "label": label, "kernel_commit": kernel_commit}
         drawn = {"seed": seed, "count": count, "laws": laws, "report": folder}
         return _fresh(kernel, limit, layouts, **drawn, **told)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deltaproof import Recurrence, assert_explained, check, judge, run, shrink, to_bf16
+from deltaproof import Recurrence, assert_explained, check, differ, judge, run, shrink, to_bf16
 from deltaproof.program import program
 
 RWKV7 = Recurrence(
@@ -303,7 +303,12 @@ def test_the_smoke_set_of_a_recurrence_of_one_s_own_and_its_checks() -> None:
         return comba_kernel(q, k, p, v, g, beta, scale, wrong=1.01)
 
     assert run(wrong, "smoke", recurrence=COMBA, **OWN).status == 1
-    checks = check(comba_kernel, base="fp32", outputs=("o", "final_state"), recurrence=COMBA)
+    said: dict[str, Any] = {"base": "fp32", "outputs": ("o", "final_state"), "recurrence": COMBA}
+    assert differ(comba_kernel, comba_kernel, "dplr-t65", **said).verdict == "same"
+    assert differ(comba_kernel, wrong, "dplr-t65", **said).verdict == "beyond"
+    with pytest.raises(ValueError, match=r"recurrence='comba': fresh problems are of known recurr"):
+        run(comba_kernel, "fresh", **said)
+    checks = check(comba_kernel, **said)
     assert {x.verdict for x in checks} <= {"bitwise", "within bounds", "skipped"}
     assert {x.name: x.verdict for x in checks}["sign-kv"] == "bitwise"
 
