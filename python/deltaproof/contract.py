@@ -353,7 +353,7 @@ class Contract:
             if anything or name in takes:
                 out[name] = self._array(name, x, problem, rows)
             elif name not in INCOMING:
-                raise Unsupported(f"the function takes no `{name}`")
+                raise Unsupported(f"the function takes no `{self._own_name(name)}`")
         settings = {n: problem.settings[n] for n in SETTINGS}
         usual = not self.recurrence and problem.settings["recurrence"] != "ssd"
         if usual and self._standard(problem) and _default(self.fn, "scale") is None:
@@ -364,10 +364,15 @@ class Contract:
         asked = {"chunk": problem.settings["chunk"]} if problem.settings["chunk"] else {}
         out |= asked | {n: x for n, x in settings.items() if n in takes}
         needs = (*INPUTS, *OPTIONAL, "gv")
-        lacks = [n for n in _required(self.fn) if n not in out and n in needs]
+        required = [n for n in _required(self.fn) if n not in out]
+        lacks = [n for n in required if n.removeprefix("previous_") in needs]
         if lacks:
-            raise Unsupported(f"the function requires `{lacks[0]}`, which this case does not have")
+            lack = self._own_name(lacks[0])
+            raise Unsupported(f"the function requires `{lack}`, which this case does not have")
         return out
+
+    def _own_name(self, name: str) -> str:
+        return self.recurrence.names().get(name, name) if self.recurrence else name
 
     def _wants_zeros(self, problem: Problem, takes: Sequence[str]) -> bool:
         """Where a case has no state: does fn require one, or is its gradient wanted?"""

@@ -80,6 +80,11 @@ class Recurrence:
         more = (self.angle,) if self.angle else ()
         return (self.query, self.gate, *self.keys, *self.values, *self.numbers, *more)
 
+    @property
+    def looks_back(self) -> bool:
+        """Does a token need more of those before it than their state?"""
+        return bool(self.angle) or any("prev(" in x for row in self.rows for x in row.values())
+
     def text(self) -> str:
         """As `deltaproof judge --recurrence` reads it. ValueError: a row has another entry."""
         eps = "" if self.eps is None else f" eps {self.eps!r}"

@@ -359,11 +359,13 @@ def _before_verdict(text: str, more: list[str]) -> str:
 
 
 def _few_served(record: dict[str, Any] | None, contract: Contract) -> list[str]:
-    """Says how to be asked more, where most cases were skipped and all others have one K and V."""
+    """Says how to be asked more, where most cases were skipped and all others have one K and V.
+    Cases that need another parameter do not count."""
     if not record or contract.widths:
         return []
-    cases = {c["name"]: (c.get("K"), c.get("V")) for c in record["cases"]}
-    served = {r["case"] for r in record["runs"] if r["verdict"] != "skipped"}
+    lacks = {r["case"] for r in record["runs"] if "the function " in r.get("why", "")}
+    cases = {c["name"]: (c.get("K"), c.get("V")) for c in record["cases"] if c["name"] not in lacks}
+    served = {r["case"] for r in record["runs"] if r["verdict"] != "skipped"} & set(cases)
     widths, n = {cases[name] for name in served}, len(cases)
     if len(widths) != 1 or 2 * len(served) > n or n < 4:
         return []

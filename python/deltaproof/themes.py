@@ -344,6 +344,9 @@ def _text(theme: Theme, op: str, contract: Contract) -> str | None:
         return None
     if op == "dplr" and ("exact" in theme.name or theme.form.get("l2norm") and not theme.raw):
         return None
+    looks_back = contract.recurrence and contract.recurrence.looks_back
+    if looks_back and "-" in str(theme.keys.get("session")):
+        return None  # a roll-back needs more than a state
     form = _form(theme, op, contract)
     betas = _beta_keys(theme.betas, op, form["beta"])
     if betas is None:

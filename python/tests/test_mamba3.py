@@ -217,6 +217,31 @@ def test_a_session_gives_calls_the_token_before_them(wrong: str, tmp_path: Path)
     assert not wrong or "times its bound" in found.text or "expected" in found.text, found.text
 
 
+def test_the_serving_set_rolls_nothing_back_and_skips_by_own_names() -> None:
+    def kernel_of_calls(
+        C: Any, B: Any, x: Any, g: Any, gamma: Any, beta: Any, theta: Any, previous_B: Any,
+        previous_x: Any, previous_theta: Any, initial_state: Any, cu_seqlens: Any = None,
+    ) -> Arrays:  # fmt: skip
+        cu_seqlens = [0, len(C)] if cu_seqlens is None else cu_seqlens
+        return goes_on(dict(locals()), "")
+
+    own: dict[str, Any] = {"base": "fp32", "outputs": ("o", "final_state"), "recurrence": MAMBA3}
+    found = run(kernel_of_calls, "serving", layouts=(), **own)
+    said = found.verdicts()
+    assert found.passed and list(said.values()).count("pass") == 7, found.text
+    lone = next(x for n, x in said.items() if n.startswith("dplr-batch-decode"))
+    assert "the function requires `previous_B`" in lone
+
+    def lacks(
+        C: Any, B: Any, x: Any, g: Any, gamma: Any, beta: Any, theta: Any, initial_state: Any
+    ) -> Arrays:
+        return subject(C, B, x, g, gamma, beta, theta, initial_state=initial_state)
+
+    found = run(lacks, "serving", layouts=(), **own)
+    assert found.status == 2 and "takes no `previous_B`" in found.text
+    assert "widths=" not in found.text
+
+
 @pytest.mark.parametrize("gate", ["log", "softplus"])
 def test_the_token_before_a_call_does_not_decay(gate: str, tmp_path: Path) -> None:
     (tmp_path / "goes-on.case").write_text(f"{SESSION}gate = {gate}\n")
