@@ -73,6 +73,7 @@ class Session:
     report: str | None
     test: str = ""
     called: bool = False
+    quiet: bool = False  # a test that takes the fixture and passed
     since: Judged = field(default_factory=Judged)
     judged: Judged = field(default_factory=Judged)
     folders: set[str] = field(default_factory=set)
@@ -98,7 +99,7 @@ class Session:
 
     def begin(self, test: str) -> None:
         """The test's folders lose what earlier sessions wrote there: this one may end sooner."""
-        self.test, self.called = test, False
+        self.test, self.called, self.quiet = test, False, False
         for path in self._folders():
             if not os.path.isdir(path):
                 break
@@ -178,8 +179,9 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report: Any = yield
     session = item.config.stash[_key]
-    takes = "deltaproof" in getattr(item, "fixturenames", ())
-    if takes and report.when == "call" and report.passed and not session.called:
+    if report.when == "call":
+        session.quiet = "deltaproof" in getattr(item, "fixturenames", ()) and report.passed
+    elif report.when == "teardown" and session.quiet and not session.called:
         session.since.silent.append(item.nodeid)
     report.deltaproof = session.take()
     return report

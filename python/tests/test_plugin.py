@@ -94,7 +94,8 @@ def test_a_report_goes_to_a_folder(tmp_path: Path) -> None:
 
 
 CHECKS = """
-from kernels import kda
+import pytest
+from kernels import inputs, kda
 
 FORMS = dict(base="fp32", gate="log", beta="plain", l2norm=False)
 
@@ -112,12 +113,21 @@ def test_zeros(deltaproof):
 
 def test_alone():
     pass
+
+@pytest.fixture
+def after(deltaproof):
+    yield
+    x = inputs(T=8)
+    deltaproof.judge(x, dict(o=kda(**x)[0]), **FORMS)
+
+def test_later(after):
+    pass
 """
 
 
 def test_what_judges_nothing_is_told_and_checks_are_judged(tmp_path: Path) -> None:
     done = run(tmp_path, tests=CHECKS)
-    assert "2 judged, 1 failed, 1 judged nothing" in done.stdout, done.stdout
+    assert "3 judged, 1 failed, 1 judged nothing" in done.stdout, done.stdout
     assert "test_idle: takes deltaproof, judges nothing" in done.stdout
     assert "test_zeros: differ: beyond, first o" in done.stdout and "test_alone" not in done.stdout
 
