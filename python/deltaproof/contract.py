@@ -346,9 +346,10 @@ class Contract:
             out["attention_mask"] = self._placed("attention_mask", self._on_device(mask))
         if self._wants_zeros(problem, takes):
             arrays["initial_state"] = _zeros(problem)
-        if "has_initial_state" in takes and "ds0" not in problem.wanted:
-            has = self._placed("has_initial_state", self._on_device(_nothing(problem, arrays)))
-            out["has_initial_state"] = has
+        told, all_have = "has_initial_state", "ds0" in problem.wanted
+        if told in (_required(self.fn) if all_have else takes):
+            has = np.ones(_sequences(problem), bool) if all_have else _nothing(problem, arrays)
+            out[told] = self._placed(told, self._on_device(has))
         for name, x in arrays.items():
             if anything or name in takes:
                 out[name] = self._array(name, x, problem, rows)
@@ -564,7 +565,20 @@ def contract_of(caller: str, fn: Callable[..., Any], base: str, given: dict[str,
         outputs = names_of("outputs", given.get("outputs", "y"), (*mamba.MADE, *STAGES))
         fn, outputs = mamba.as_function(fn, outputs, base)
         given = given | {"models": "ssd", "state_layout": "vk", "outputs": outputs}
-    return Contract(fn, base=base, **given)
+    contract = Contract(fn, base=base, **given)
+    _check_parameters(contract.fn)
+    return contract
+
+
+def _check_parameters(fn: Callable[..., Any]) -> None:
+    """ValueError: no call could be made, whatever the case."""
+    known = {*INPUTS, *OPTIONAL, *SETTINGS, "gv", "has_initial_state", "attention_mask"}
+    for name in _required(fn):
+        if name.removeprefix("previous_") not in known:
+            raise ValueError(f"fn requires `{name}`, which is no array and no setting of a call")
+    for x in inspect.signature(fn).parameters.values():
+        if x.kind is x.POSITIONAL_ONLY and x.default is x.empty:
+            raise ValueError(f"fn takes `{x.name}` by position alone: arrays are given by name")
 
 
 def _in_rows(name: str, x: npt.NDArray[Any], rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -613,8 +627,11 @@ def _nothing_again(problem: Problem, pool: npt.NDArray[Any]) -> npt.NDArray[Any]
 
 def _zeros(problem: Problem) -> npt.NDArray[Any]:
     v, K = problem.arrays["v"], problem.arrays["q"].shape[-1]
-    sequences = max(len(problem.arrays.get("cu_seqlens", ())) - 1, 1)
-    return np.zeros((sequences, v.shape[1], K, v.shape[-1]))
+    return np.zeros((_sequences(problem), v.shape[1], K, v.shape[-1]))
+
+
+def _sequences(problem: Problem) -> int:
+    return max(len(problem.arrays.get("cu_seqlens", ())) - 1, 1)
 
 
 def _required(fn: Callable[..., Any]) -> list[str]:

@@ -413,6 +413,28 @@ def test_a_state_that_is_required_is_zero_and_another_array_skips_the_case() -> 
     (verdict,) = found.verdicts().values()
     assert verdict.startswith("skipped: ") and "requires `pool`" in verdict
 
+    def told(q: Any, k: Any, v: Any, g: Any, beta: Any, has_initial_state: Any, do: Any) -> Any:
+        assert has_initial_state.all()
+        return {"ds0": np.zeros((1, v.shape[1], k.shape[-1], v.shape[-1]))}
+
+    own = {"base": "fp32", "outputs": ("ds0",), "layouts": ()}
+    found = deltaproof.run(told, ("beta-zero",), **own)
+    assert found.status == 1 and not found.raised, found.raised
+
+
+def test_a_function_that_no_call_serves_is_refused_before_any() -> None:
+    def masked(q: Any, k: Any, v: Any, g: Any, beta: Any, mask: Any) -> Any:
+        return kda(q, k, v, g, beta)
+
+    def by_position(q: Any, /, k: Any, v: Any, g: Any, beta: Any) -> Any:
+        return kda(q, k, v, g, beta)
+
+    for call in (deltaproof.run, deltaproof.check):
+        with pytest.raises(ValueError, match="fn requires `mask`, which is no array and no sett"):
+            call(masked, **OWN)
+        with pytest.raises(ValueError, match="fn takes `q` by position alone"):
+            call(by_position, **OWN)
+
 
 def test_the_first_call_is_judged_on_a_device_too(monkeypatch: pytest.MonkeyPatch) -> None:
     import deltaproof.contract
