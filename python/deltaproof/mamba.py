@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -135,7 +136,7 @@ def exact_case(path: str) -> str:
     if os.path.exists(to):
         return to
     os.makedirs(folder, exist_ok=True)
-    drawn = os.path.join(folder, f"{data}.{os.getpid()}")
+    drawn = os.path.join(folder, f"{data}.{threading.get_native_id()}")
     done = ran("inputs", path, f"--output={drawn}")
     if done.returncode:
         raise RuntimeError(f"{name}: {done.stderr.strip()}")

@@ -114,7 +114,7 @@ def put(path: str, text: str) -> str:
     """Writes the file where there is none, with its folder, whole or not at all; returns path."""
     if not os.path.exists(path):
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        own = f"{path}.{os.getpid()}"
+        own = f"{path}.{threading.get_native_id()}"
         with open(own, "w", encoding="utf-8", newline="") as f:
             f.write(text)
         os.replace(own, path)

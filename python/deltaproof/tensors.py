@@ -7,6 +7,7 @@ needs none.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -92,7 +93,7 @@ def save(path: str, tensors: Tensors, metadata: Mapping[str, Any] | None = None)
     `deltaproof judge` reads, such as gate or cu_seqlens; values are written as text."""
     arrays = {name: to_numpy(x, name) for name, x in tensors.items()}
     text = {str(k): str(v) for k, v in metadata.items()} if metadata else None
-    part = f"{path}.{os.getpid()}.part"
+    part = f"{path}.{threading.get_native_id()}.part"
     try:
         safetensors.numpy.save_file(arrays, part, metadata=text)
         os.replace(part, path)

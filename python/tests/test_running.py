@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 
 import deltaproof
 from deltaproof.layouts import LAYOUTS
-from deltaproof.program import program
+from deltaproof.program import program, put
 from deltaproof.tensors import BFLOAT16
 from kernels import (
     deltaproduct,
@@ -420,6 +421,21 @@ def test_a_state_that_is_required_is_zero_and_another_array_skips_the_case() -> 
     own = {"base": "fp32", "outputs": ("ds0",), "layouts": ()}
     found = deltaproof.run(told, ("beta-zero",), **own)
     assert found.status == 1 and not found.raised, found.raised
+
+
+def test_threads_that_write_one_file_leave_it_whole(tmp_path: Path) -> None:
+    ready = threading.Barrier(8, timeout=10)
+
+    def write(_: int) -> list[str]:
+        made = []
+        for i in range(40):
+            ready.wait()
+            made.append(Path(put(str(tmp_path / str(i)), "x" * 2000)).read_text())
+        return made
+
+    with ThreadPoolExecutor(8) as pool:
+        assert {x for made in pool.map(write, range(8)) for x in made} == {"x" * 2000}
+    assert len(os.listdir(tmp_path)) == 40
 
 
 def test_a_function_that_no_call_serves_is_refused_before_any() -> None:
