@@ -86,8 +86,11 @@ class Recurrence:
         return bool(self.angle) or any("prev(" in x for row in self.rows for x in row.values())
 
     def text(self) -> str:
-        """As `deltaproof judge --recurrence` reads it. ValueError: a row has another entry."""
-        eps = "" if self.eps is None else f" eps {self.eps!r}"
+        """As `deltaproof judge --recurrence` reads it. ValueError: a row has another entry, or eps
+        is of no norm."""
+        eps = "" if self.eps is None else f" eps {float(self.eps)!r}"
+        if eps and not self.norm:
+            raise ValueError(f"eps={self.eps!r}: goes with norm")
         lines = [
             f"recurrence {self.name}",
             f"query {self.query}{' along values' if self.along_values else ''}",

@@ -191,6 +191,10 @@ def test_what_is_wrong_in_rows_is_named() -> None:
         assert_explained(x, {"o": x["v"]}, recurrence=few, **SAID)
     with pytest.raises(ValueError, match="'writes' is none of write, read, value, strength"):
         Recurrence("mine", "q", "g", ("k",), ("v",), ({"writes": "k"},)).text()
+    with pytest.raises(ValueError, match="eps=0.1: goes with norm"):
+        Recurrence("mine", "q", "g", ("k",), ("v",), ({"write": "k"},), eps=0.1).text()
+    normed = Recurrence("mine", "q", "g", "k", "v", (), norm=("q",), eps=np.float32(0.5))
+    assert "norm q eps 0.5" in normed.text()
 
 
 def comba_queries(gate: str, n: int = 3) -> tuple[Arrays, Arrays]:
