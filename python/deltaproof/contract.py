@@ -10,7 +10,8 @@ Arrays, with T tokens, H query/key heads, HV value heads, widths K and V, N pack
     DPLR, RWKV-7: lr_a, lr_b [T,HV,K] (FLA's a and b) in place of beta; H = HV
     MKDA, gated DeltaProduct: k [T,H,R,K], v [T,HV,R,V], beta [T,HV,R]
     A_log [HV]   dt_bias [HV,K], GDN [HV]   initial_state [N,HV,K,V]
-    do [T,HV,V]   dht [N,HV,K,V]   cu_seqlens [N+1] (absent with one sequence that is not empty)
+    do [T,HV,V]   dht [N,HV,K,V]   cu_seqlens [N+1] (of one sequence that is not
+    empty: where the function requires it)
 A state that the function requires (it has no default), or whose gradient autograd gives, is zero
 where a case has none. If no gradient reaches such zeros, none is judged. Another array that it
 requires skips the case.
@@ -346,6 +347,8 @@ class Contract:
             out["attention_mask"] = self._placed("attention_mask", self._on_device(mask))
         if self._wants_zeros(problem, takes):
             arrays["initial_state"] = _zeros(problem)
+        if "cu_seqlens" in _required(self.fn):
+            arrays.setdefault("cu_seqlens", np.array([0, len(problem.arrays["v"])], np.int64))
         told, all_have = "has_initial_state", "ds0" in problem.wanted
         if told in (_required(self.fn) if all_have else takes):
             has = np.ones(_sequences(problem), bool) if all_have else _nothing(problem, arrays)

@@ -407,6 +407,11 @@ def test_a_state_that_is_required_is_zero_and_another_array_skips_the_case() -> 
     found = deltaproof.run(decode, ("beta-zero", "t65"), layouts=(), **OWN)
     assert found.passed and len(found.verdicts()) == 2, found.text
 
+    def packed(q: Any, k: Any, v: Any, g: Any, beta: Any, cu_seqlens: Any) -> Any:
+        return kda(q, k, v, g, beta, None, cu_seqlens + 0)
+
+    assert deltaproof.run(packed, "beta-zero", layouts=("strided",), **OWN).passed
+
     def slots(q: Any, k: Any, v: Any, g: Any, beta: Any, pool: Any) -> Any:
         return kda(q, k, v, g, beta)
 
