@@ -85,7 +85,7 @@ GUARDS = {
 # Why the rule of our kernels decides otherwise, where it does.
 DIFFERENCE = {
     "cut": "The guards fill the multiprocessors; the rule takes the number of segments that it "
-    "expects to be fastest, and cuts only where that gains 9% of everything.",
+    "expects to be fastest, and cuts only where that gains more than its margin.",
     "full": "Guard 0 counts blocks; the rule counts how long each runs, and cuts where a long one "
     "is alone when the others have ended.",
     "short": "Guard 1 is a length, below which cuLA's pre-scan and merge cost more than they gain; "

@@ -6,9 +6,10 @@
  * forget.
  *
  *   [runs]         a row a layout, heads, recurrence and direction; all in one last
+ *   times [runs]   also the time of every number of segments, from which the constants of the rule
+ *                  come
  *   few [runs]     of these: KDA of 4 and 8 heads, K = V = 128, that forgets nothing
- *   steps [runs] [widths]   the steps of each, from which the constants of the rule come; of other
- *                  widths than K = V = 128 alone */
+ *   steps [runs] [widths]   the steps of some; of other widths than K = V = 128 alone */
 #include "bench.h"
 
 typedef std::vector<int64_t> Lengths;
@@ -43,7 +44,14 @@ static const Layout layouts[] = {
     {"28k,4k", {28 * KT, 4 * KT}},
     {"40k,1k,8k", {40 * KT, KT, 8 * KT}},
     {"128k,1k", {128 * KT, KT}},
+    {"2k", {2 * KT}}, /* from here on small ones */
+    {"4k", {4 * KT}},
+    {"4x1k", equal(4, KT)},
+    {"64x1k", equal(64, KT)},
+    {"16x256", equal(16, 256)},
+    {"16x4k", equal(16, 4 * KT)},
 };
+#define SMALL 18 /* the first small one */
 
 struct Row {
     const Layout *layout;
@@ -116,20 +124,23 @@ struct Batch {
         if (both)
             DP(rank.err, dpg_backward(p, &rank.t, &rank.g, rank.ws, NULL, rank.stream, &rank.err));
     }
-    /* Medians of all plans, which alternate. */
+    /* Medians of all plans, which alternate: of two calls behind a third, so that no launch is waited
+     * for. */
     std::vector<double> times(int runs) {
         std::vector<std::vector<float>> ms(plan.size());
         std::vector<double> all;
         for (int i = -2; i < runs; i++)
             for (size_t j = 0; j < plan.size(); j++) {
                 cudaEvent_t *e = events;
+                go(plan[j]);
                 CUDA(cudaEventRecord(e[0], rank.stream));
+                go(plan[j]);
                 go(plan[j]);
                 CUDA(cudaEventRecord(e[1], rank.stream));
                 CUDA(cudaEventSynchronize(e[1]));
                 float x;
                 CUDA(cudaEventElapsedTime(&x, e[0], e[1]));
-                if (i >= 0) ms[j].push_back(x);
+                if (i >= 0) ms[j].push_back(x / 2);
             }
         for (auto &x : ms)
             all.push_back(median(x));
@@ -145,6 +156,7 @@ cudaEvent_t Batch::events[2];
 struct Sum {
     double cut = 0, uncut = 0, again = 0, gain = 0, possible = 0;
     int rows = 0, rows_cut = 0;
+    bool tells; /* all times */
     std::string where;
 };
 
@@ -161,6 +173,12 @@ static void compare(const Row &r, bool both, int runs, Sum &sum) {
            "%8.3f ms (%.3f)\n",
            name.c_str(), whole, 100 * (noise - 1), dpg_plan_segments(b.plan[2]), ms[2], rule,
            dpg_plan_segments(b.plan[best]), ms[best], ms[best] / whole);
+    if (sum.tells) {
+        printf("times, chunks of a segment:segments:ms");
+        for (size_t j = 0; j < ms.size(); j++)
+            printf(" %d:%d:%.5f", b.chunks[j], dpg_plan_segments(b.plan[j]), ms[j]);
+        printf("\n");
+    }
     bool cuts = dpg_plan_segments(b.plan[2]) > 1;
     if (cuts && rule > sum.cut) {
         sum.cut = rule;
@@ -188,6 +206,10 @@ static std::vector<Row> rows(bool all) {
                 if (all ? HV != 8 : HV >= 16 || (one_gate && HV == 8))
                     r.push_back({&layouts[i], HV, one_gate, SLOW});
     }
+    for (bool one_gate : {false, true})
+        for (const Layout *l = layouts + SMALL; l < std::end(layouts); l++)
+            for (int HV : {2, 16})
+                if (all) r.push_back({l, HV, one_gate, SLOW});
     for (int i : some)
         if (all) r.push_back({&layouts[i], 8, false, FAST});
     for (bool one_gate : {false, true})
@@ -205,8 +227,9 @@ static bool is_of_few(const Row &r) {
     return !r.one_gate && (r.HV == 4 || r.HV == 8) && r.K + r.V == 256 && r.bias == SLOW;
 }
 
-static void claim(bool few, int runs) {
+static void claim(bool few, bool tells, int runs) {
     Sum sum;
+    sum.tells = tells;
     for (const Row &r : rows(true))
         for (bool both : {false, true})
             if (!few || is_of_few(r)) compare(r, both, runs, sum);
@@ -248,14 +271,15 @@ static void steps_of(const Row &r, bool both, int runs) {
 }
 
 int main(int argc, char **argv) {
-    bool steps = argc > 1 && !strcmp(argv[1], "steps"), few = argc > 1 && !strcmp(argv[1], "few");
-    int at = steps || few ? 2 : 1, runs = argc > at ? atoi(argv[at]) : 11;
+    const std::string mode = argc > 1 ? argv[1] : "";
+    const bool steps = mode == "steps", few = mode == "few", times = mode == "times";
+    int at = steps || few || times ? 2 : 1, runs = argc > at ? atoi(argv[at]) : 11;
     setvbuf(stdout, NULL, _IOLBF, 0);
     devices("bench_split");
     for (cudaEvent_t &e : Batch::events)
         CUDA(cudaEventCreate(&e));
     if (!steps) {
-        claim(few, runs);
+        claim(few, times, runs);
         return 0;
     }
     for (const Row &r : rows(false))

@@ -15,19 +15,19 @@ typedef struct {
 typedef struct {
     pass team, scan;
 } pass_by;
-static const pass_by STATE = {{7000000, 1700000, 793000, 4700}, {7200000, 8600000, 1580000, 23500}},
-                     RECOMPUTED = {{10000000, 1100000, 650000, 4700},
-                                   {10000000, 13200000, 1213000, 20600}},
-                     GRADIENTS = {{7000000, 2000000, 920000, 4700},
-                                  {9000000, 8900000, 1686000, 30900}},
-                     FROM_ZERO = {{11200000, 2300000, 846000, 11300},
-                                  {10000000, 6400000, 1311000, 7200}};
+static const pass_by STATE = {{8300000, 1770000, 902000, 4700}, {7730000, 9370000, 1590000, 23500}},
+                     RECOMPUTED = {{13500000, 1140000, 539000, 4700},
+                                   {24600000, 5930000, 1090000, 20600}},
+                     GRADIENTS = {{17200000, 4920000, 993000, 4700},
+                                  {17800000, 4000000, 1550000, 29500}},
+                     FROM_ZERO = {{5460000, 1600000, 1830000, 11300},
+                                  {20100000, 2880000, 1650000, 7200}};
 #define PAIRS_TILE 14500 /* of a plan with w and u */
 
 typedef struct {
     ps launch, step, work;
 } products;
-static const products BACKWARD = {6900000, 4000000, 400000};
+static const products BACKWARD = {3750000, 5180000, 446000};
 /* By gates: chunks of a plan with w and u and without. Without: the pass (scan), (M, H) of 64 rows
  * a block and of all, products, percent of the chunks beside the pass. A tile of the backward. */
 typedef struct {
@@ -36,22 +36,22 @@ typedef struct {
     products forward;
     ps beside, back;
 } gates;
-static const gates GATED = {45000,
-                            43600,
-                            {1700000, 8400000, 1011000, 20000},
-                            {2000000, 7000000, 585000, 16200},
-                            {2000000, 6000000, 1270000, 16200},
-                            {11900000, 1600000, 21800},
+static const gates GATED = {46000,
+                            42900,
+                            {4180000, 8560000, 1070000, 22000},
+                            {1230000, 3170000, 599000, 15100},
+                            {4920000, 3780000, 1220000, 14500},
+                            {5840000, 1290000, 53600},
                             23,
-                            192000},
-                   ONE = {37000,
-                          19500,
-                          {5000000, 7700000, 1191000, 21900},
-                          {2000000, 3900000, 861000, 13300},
-                          {2000000, 3100000, 1329000, 13300},
-                          {5000000, 1260000, 45200},
+                            195000},
+                   ONE = {29300,
+                          21500,
+                          {7090000, 3460000, 1210000, 19800},
+                          {1640000, 2590000, 756000, 12900},
+                          {1050000, 3670000, 1210000, 11900},
+                          {2380000, 1160000, 111000},
                           21,
-                          143000};
+                          146000};
 static const gates *gates_of(const dp_segments_case *c) { return c->one_gate ? &ONE : &GATED; }
 
 static ps most_of(ps a, ps b) { return a > b ? a : b; }
