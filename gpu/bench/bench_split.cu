@@ -124,8 +124,8 @@ struct Batch {
         if (both)
             DP(rank.err, dpg_backward(p, &rank.t, &rank.g, rank.ws, NULL, rank.stream, &rank.err));
     }
-    /* Medians of all plans, which alternate: of two calls behind a third, so that no launch is waited
-     * for. */
+    /* Medians of all plans, which alternate: of two calls behind a third, so that no launch is
+     * waited for. */
     std::vector<double> times(int runs) {
         std::vector<std::vector<float>> ms(plan.size());
         std::vector<double> all;

@@ -28,9 +28,9 @@ DP_TEST(pieces, the_program_says_what_guards_and_rule_decide_and_why) {
         CHECK((rc == 2) == (i > 6) && strstr(out, rows[i].says), "%s: status %d, nothing of %s: %s",
               rows[i].options, rc, rows[i].says, out);
     }
-    snprintf(cmd, sizeof cmd, "'%s' list --pieces 16384 --heads 4", gt_program());
+    snprintf(cmd, sizeof cmd, "'%s' list --pieces 32768 --heads 8 --one-gate", gt_program());
     CHECK(!gt_run(cmd, out, sizeof out) && !strstr(out, "Guard") && !strstr(out, "The guards"),
-          "both cut it in 16: %s", out);
+          "both cut it in 8: %s", out);
 }
 
 /* A column a number of ranks; below 3 of them no M is used, and the first format stands for all. */

@@ -15,19 +15,19 @@ typedef struct {
 typedef struct {
     pass team, scan;
 } pass_by;
-static const pass_by STATE = {{8300000, 1770000, 902000, 4700}, {7730000, 9370000, 1590000, 23500}},
-                     RECOMPUTED = {{13500000, 1140000, 539000, 4700},
-                                   {24600000, 5930000, 1090000, 20600}},
-                     GRADIENTS = {{17200000, 4920000, 993000, 4700},
-                                  {17800000, 4000000, 1550000, 29500}},
-                     FROM_ZERO = {{5460000, 1600000, 1830000, 11300},
-                                  {20100000, 2880000, 1650000, 7200}};
+static const pass_by STATE = {{7300000, 1720000, 961000, 4700}, {7760000, 9420000, 1690000, 23500}},
+                     RECOMPUTED = {{13700000, 1140000, 577000, 4700},
+                                   {21900000, 5880000, 1130000, 18300}},
+                     GRADIENTS = {{17700000, 4960000, 1040000, 4700},
+                                  {16500000, 3940000, 1670000, 26500}},
+                     FROM_ZERO = {{5460000, 1600000, 1940000, 11300},
+                                  {18200000, 2870000, 1390000, 7200}};
 #define PAIRS_TILE 14500 /* of a plan with w and u */
 
 typedef struct {
     ps launch, step, work;
 } products;
-static const products BACKWARD = {3750000, 5180000, 446000};
+static const products BACKWARD = {3670000, 6350000, 509000};
 /* By gates: chunks of a plan with w and u and without. Without: the pass (scan), (M, H) of 64 rows
  * a block and of all, products, percent of the chunks beside the pass. A tile of the backward. */
 typedef struct {
@@ -36,22 +36,22 @@ typedef struct {
     products forward;
     ps beside, back;
 } gates;
-static const gates GATED = {46000,
-                            42900,
-                            {4180000, 8560000, 1070000, 22000},
-                            {1230000, 3170000, 599000, 15100},
-                            {4920000, 3780000, 1220000, 14500},
-                            {5840000, 1290000, 53600},
+static const gates GATED = {40400,
+                            42600,
+                            {4330000, 7340000, 1040000, 21500},
+                            {1210000, 2850000, 600000, 14100},
+                            {5000000, 3700000, 1330000, 16900},
+                            {5340000, 1520000, 55900},
                             23,
-                            195000},
-                   ONE = {29300,
-                          21500,
-                          {7090000, 3460000, 1210000, 19800},
-                          {1640000, 2590000, 756000, 12900},
-                          {1050000, 3670000, 1210000, 11900},
-                          {2380000, 1160000, 111000},
+                            193000},
+                   ONE = {35300,
+                          21100,
+                          {7000000, 3950000, 1240000, 19100},
+                          {1530000, 2320000, 761000, 13100},
+                          {1060000, 3790000, 1030000, 9860},
+                          {2180000, 1310000, 116000},
                           21,
-                          146000};
+                          144000};
 static const gates *gates_of(const dp_segments_case *c) { return c->one_gate ? &ONE : &GATED; }
 
 static ps most_of(ps a, ps b) { return a > b ? a : b; }

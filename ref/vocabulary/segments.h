@@ -36,7 +36,7 @@ extern "C" {
 #endif
 
 #define DP_SEGMENT_LEAST 4       /* chunks of a segment */
-#define DP_SEGMENTS_MARGIN 4     /* percent of everything */
+#define DP_SEGMENTS_MARGIN 5     /* percent of everything */
 #define DP_SEGMENTS_SURE 2000000 /* ps, and so much in any case: launches vary */
 
 typedef struct {
