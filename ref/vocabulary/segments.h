@@ -22,9 +22,9 @@
  * Cut where cut + MARGIN of everything < whole, everything being whole and what a cut does not
  * change. Nothing that is forgotten is counted on: then (M, H) take less.
  *
- * Constants are picoseconds for K = V = 128 on an H200 (132 multiprocessors). 1,300 runs whose
- * steps `bench_split steps` prints gave those of teams, 1,900 of whole plans the others
- * (reports/device/split.txt: 3% rms). Other widths scale them.
+ * Constants are picoseconds for K = V = 128 on an H200 (132 multiprocessors). They are fitted to
+ * 8,600 times of whole plans that `bench_split times` prints (6% rms), then to which number of
+ * segments is the fastest (reports/device/split.txt). Other widths scale them.
  * A chunk takes (K + 128) / 256 of it, that of (M, H) K / 128, bytes (K + V + 32) / 288, products
  * K / 128. On another device what a multiprocessor does takes as long, and bytes are divided
  * among as many as there are. Under save_all the state pass, which then also keeps, counts as one

@@ -23,23 +23,23 @@ static const struct {
     Chunks chunks;
     int most[4];
 } BATCHES[] = {
-    {"8k", {8 * K1}, {13, 16, 32, 0}},
-    {"16k", {16 * K1}, {16, 32, 16, 32}},
-    {"32k", {32 * K1}, {32, 74, 32, 64}},
+    {"8k", {8 * K1}, {13, 16, 16, 0}},
+    {"16k", {16 * K1}, {16, 37, 22, 32}},
+    {"32k", {32 * K1}, {37, 74, 32, 64}},
     {"64k", {64 * K1}, {74, 147, 64, 128}},
     {"128k", {128 * K1}, {147, 293, 128, 256}},
     {"256k", {256 * K1}, {293, 586, 256, 512}},
     {"2x32k", several(2, 32 * K1), {74, 128, 64, 128}},
     {"4x16k", several(4, 16 * K1), {64, 0, 64, 0}},
     {"8x8k", several(8, 8 * K1), {0, 0, 0, 0}},
-    {"64k and 64x1k", Chunks{64 * K1} + several(64, K1), {64, 128, 64, 128}},
-    {"32x1k and 64k", several(32, K1) + Chunks{64 * K1}, {64, 128, 64, 128}},
+    {"64k and 64x1k", Chunks{64 * K1} + several(64, K1), {64, 147, 64, 128}},
+    {"32x1k and 64k", several(32, K1) + Chunks{64 * K1}, {74, 147, 64, 128}},
     {"64k,32k,..,1k",
      {64 * K1, 32 * K1, 16 * K1, 8 * K1, 4 * K1, 2 * K1, K1},
-     {147, 256, 147, 103}},
-    {"28k,4k", {28 * K1, 4 * K1}, {32, 64, 32, 64}},
+     {128, 256, 147, 256}},
+    {"28k,4k", {28 * K1, 4 * K1}, {38, 64, 32, 64}},
     {"40k,1k,8k", {40 * K1, K1, 8 * K1}, {54, 107, 54, 107}},
-    {"128k,1k", {128 * K1, K1}, {147, 293, 147, 256}},
+    {"128k,1k", {128 * K1, K1}, {147, 293, 128, 256}},
 };
 
 static dp_segments_case case_of(int HV, bool backward, int sms = 132) {
@@ -189,6 +189,7 @@ static void runs_in_spans() {
         o.chain = DP_FP32;
         o.path = DPG_PATH_FAST;
         o.chain_how = DPG_CHAIN_AUGMENTED;
+        o.segments = 1;
         r.open(p, o, 0, 1, [&](const Share &x) {
             char *at = (char *)r.memory.room(x.bytes());
             for (int64_t i = 0; i < x.n; i++) {
