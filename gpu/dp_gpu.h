@@ -172,7 +172,9 @@ typedef struct {
     float *final_state;
     void *saved;
     /* beside beta, or in its place, as the rows say; else NULL */
-    const void *erase, *write, *lr_a, *lr_b, *number, *angle, *value3, *value4;
+#define DPG_INPUT(ID, FIELD, ...) const void *FIELD;
+    DP_ALL_ROW_INPUTS(DPG_INPUT)
+#undef DPG_INPUT
 } dpg_tensors;
 
 /* Gradients of the raw inputs, in the shapes and rows of dpg_tensors: before the gate's and beta's
@@ -188,7 +190,9 @@ typedef struct {
     void *dq, *dk, *dv, *dg, *dbeta;
     void *dA_log, *ddt_bias;
     float *ds0;
-    void *derase, *dwrite, *dlr_a, *dlr_b, *dnumber, *dangle, *dvalue3, *dvalue4; /* likewise */
+#define DPG_GRADIENT(ID, FIELD, ...) void *d##FIELD;
+    DP_ALL_ROW_INPUTS(DPG_GRADIENT) /* likewise */
+#undef DPG_GRADIENT
 } dpg_grads;
 
 /* One member of dpg_tensors or dpg_grads, for callers that loop over all of them. */

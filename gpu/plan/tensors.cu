@@ -6,12 +6,10 @@
 
 #define BOTH(name) #name, "d" #name, offsetof(dpg_tensors, name), offsetof(dpg_grads, d##name)
 #define INPUT(ID, name) DP_INPUT_##ID, DP_RESULT_D##ID, BOTH(name)
-const Input inputs_of_tokens[] = {
-    {INPUT(Q, q)},           {INPUT(K, k)},         {INPUT(V, v)},
-    {INPUT(G, g)},           {INPUT(BETA, beta)},   {INPUT(ERASE, erase)},
-    {INPUT(WRITE, write)},   {INPUT(LR_A, lr_a)},   {INPUT(LR_B, lr_b)},
-    {INPUT(NUMBER, number)}, {INPUT(ANGLE, angle)}, {INPUT(VALUE3, value3)},
-    {INPUT(VALUE4, value4)}, {(dp_input_id)-1}};
+#define OF_ROWS(ID, name, ...) {INPUT(ID, name)},
+const Input inputs_of_tokens[] = {{INPUT(Q, q)},       {INPUT(K, k)},
+                                  {INPUT(V, v)},       {INPUT(G, g)},
+                                  {INPUT(BETA, beta)}, DP_ALL_ROW_INPUTS(OF_ROWS){(dp_input_id)-1}};
 
 const dp_recurrence *rows_of(const dpg_problem *p) {
     return p->rows ? p->rows : &dp_recurrences[p->model];

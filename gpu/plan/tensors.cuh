@@ -38,9 +38,10 @@ static inline void **slot_of(const Tensor &x, const dpg_tensors *t, const dpg_gr
 /* Inputs whose rows have K channels, or V; that have a row for each query head, or for each of R
  * keys. The others are numbers, gates and angles. */
 #define INPUT_BIT(ID) (1u << DP_INPUT_##ID)
+#define OR_BIT(ID, ...) | INPUT_BIT(ID)
 enum {
-    KEYS = INPUT_BIT(Q) | INPUT_BIT(K) | INPUT_BIT(ERASE) | INPUT_BIT(LR_A) | INPUT_BIT(LR_B),
-    VALUES = INPUT_BIT(V) | INPUT_BIT(WRITE) | INPUT_BIT(VALUE3) | INPUT_BIT(VALUE4),
+    KEYS = INPUT_BIT(Q) | INPUT_BIT(K) DP_ROW_KEYS(OR_BIT),
+    VALUES = INPUT_BIT(V) DP_ROW_VALUES(OR_BIT),
     BY_QUERY = INPUT_BIT(Q) | INPUT_BIT(K) | INPUT_BIT(LR_B),
     BY_KEY = INPUT_BIT(K) | INPUT_BIT(V) | INPUT_BIT(BETA)
 };

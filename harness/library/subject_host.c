@@ -168,21 +168,15 @@ static const void *input(const char *name) {
 #define OF_ROWS(FIELD) \
     { #FIELD, "previous_" #FIELD, offsetof(deltaproof_subject_problem, FIELD) }
 
+#define ROW_OF(ID, FIELD, ...) [DP_INPUT_##ID] = OF_ROWS(FIELD),
+
 const dp_subject_input dp_subject_inputs[DP_NINPUTS] = {
     [DP_INPUT_Q] = SAME_NAME(q),
     [DP_INPUT_K] = OF_ROWS(k),
     [DP_INPUT_V] = OF_ROWS(v),
     [DP_INPUT_G] = SAME_NAME(g),
     [DP_INPUT_BETA] = OF_ROWS(beta),
-    [DP_INPUT_ERASE] = OF_ROWS(erase),
-    [DP_INPUT_WRITE] = OF_ROWS(write),
-    [DP_INPUT_LR_A] = OF_ROWS(lr_a),
-    [DP_INPUT_LR_B] = OF_ROWS(lr_b),
-    [DP_INPUT_NUMBER] = OF_ROWS(number),
-    [DP_INPUT_ANGLE] = OF_ROWS(angle),
-    [DP_INPUT_VALUE3] = OF_ROWS(value3),
-    [DP_INPUT_VALUE4] = OF_ROWS(value4),
-    [DP_INPUT_A_LOG] = SAME_NAME(A_log),
+    DP_ALL_ROW_INPUTS(ROW_OF)[DP_INPUT_A_LOG] = SAME_NAME(A_log),
     [DP_INPUT_DT_BIAS] = SAME_NAME(dt_bias),
     [DP_INPUT_S0] = SAME_NAME(initial_state),
     [DP_INPUT_DO] = POINTER("do", dout),

@@ -13,6 +13,7 @@ typedef struct {
     const char *from;
     int hidden;
 } node;
+#define OF_VALUES(ID, FIELD, ...) {"d" #FIELD, DP_STAGE_WY_BWD, "dv_new Akk act", 0},
 static const node NODES[] = {
     {"act", DP_STAGE_GATE, "", 1},
     {"gcum", DP_STAGE_GATE, "", 0},
@@ -37,10 +38,7 @@ static const node NODES[] = {
     {"dv_new", DP_STAGE_STATE_BWD, "dv_local kg dh", 0},
     {"ds0", DP_STAGE_STATE_BWD, "dh dv_new w qg gcum", 0},
     {"dv", DP_STAGE_WY_BWD, "dv_new Akk act", 0},
-    {"dwrite", DP_STAGE_WY_BWD, "dv_new Akk act", 0},
-    {"dvalue3", DP_STAGE_WY_BWD, "dv_new Akk act", 0},
-    {"dvalue4", DP_STAGE_WY_BWD, "dv_new Akk act", 0},
-    {"dbeta", DP_STAGE_WY_BWD, "dv_new h dh v_new Akk gcum act", 0},
+    DP_ROW_VALUES(OF_VALUES){"dbeta", DP_STAGE_WY_BWD, "dv_new h dh v_new Akk gcum act", 0},
     {"dq", DP_STAGE_INTRA_BWD, "h v_new Aqk gcum act", 0},
     {"dk", DP_STAGE_INTRA_BWD, "dv_new h dh v_new Akk Aqk gcum act", 0},
     {"derase", DP_STAGE_INTRA_BWD, "dv_new h dh v_new Akk Aqk gcum act", 0},

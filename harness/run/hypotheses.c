@@ -727,14 +727,14 @@ static void try_norms_of(search *s, signed char norm, unsigned normed, double ep
 
 /* Norms of one's own rows: none, those of one input more or less, another norm, another eps. */
 static void try_norms(search *s) {
-    static const dp_input_id OF[] = {DP_INPUT_Q, DP_INPUT_K, DP_INPUT_ERASE, DP_INPUT_LR_A,
-                                     DP_INPUT_LR_B};
     static const double EPS[] = {1e-12, 1e-6, 1e-5};
     const dp_recurrence is = dp_user_recurrence_installed()->rows;
     if (is.normed) try_norms_of(s, is.norm, 0, 0);
-    for (size_t i = 0; i < sizeof OF / sizeof *OF; i++)
-        if (dp_input_of(&s->c->p, OF[i]) && !(is.along && OF[i] == DP_INPUT_Q))
-            try_norms_of(s, is.norm, is.normed ^ 1U << OF[i], is.eps);
+    for (int i = -1; i < DP_KEYS_MOST; i++) {
+        const dp_input_id of = i < 0 ? DP_INPUT_Q : dp_row_keys[i];
+        if (dp_input_of(&s->c->p, of) && !(is.along && i < 0))
+            try_norms_of(s, is.norm, is.normed ^ 1U << of, is.eps);
+    }
     for (signed char norm = 0; norm < DP_NNORMS && is.normed; norm++)
         if (norm != is.norm) try_norms_of(s, norm, is.normed, is.eps);
     for (size_t i = 0; i < sizeof EPS / sizeof *EPS; i++)

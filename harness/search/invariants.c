@@ -521,9 +521,9 @@ static int has_gradients(dp_check_work *w) {
 }
 
 /* Inputs of a row, the first bit of a set that of the first. */
-static const dp_input_id ROWS_OF[] = {DP_INPUT_V,      DP_INPUT_K,     DP_INPUT_WRITE,
-                                      DP_INPUT_ERASE,  DP_INPUT_LR_A,  DP_INPUT_LR_B,
-                                      DP_INPUT_VALUE3, DP_INPUT_VALUE4};
+#define ID_OF(ID, ...) DP_INPUT_##ID,
+static const dp_input_id ROWS_OF[] = {DP_INPUT_V, DP_INPUT_K,
+                                      DP_ROW_VALUES(ID_OF) DP_ROW_KEYS(ID_OF)};
 enum { NROWS_OF = sizeof ROWS_OF / sizeof *ROWS_OF };
 
 static int times_in(dp_entry e, int set) {

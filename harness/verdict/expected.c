@@ -73,13 +73,12 @@ static void nearby_front(const dp_front *front, const dp_mover *m, dp_conv y[3])
     }
 }
 
+#define OF_ROWS(ID, ...) [DP_INPUT_##ID] = 20 + DP_INPUT_##ID - DP_INPUT_ERASE,
 /* The stream of random numbers of each input: recorded verdicts depend on it. */
 static const uint64_t STREAM[DP_NINPUTS] = {
-    [DP_INPUT_Q] = 0,       [DP_INPUT_K] = 1,      [DP_INPUT_V] = 2,       [DP_INPUT_G] = 3,
-    [DP_INPUT_BETA] = 4,    [DP_INPUT_DO] = 5,     [DP_INPUT_A_LOG] = 6,   [DP_INPUT_DT_BIAS] = 7,
-    [DP_INPUT_S0] = 8,      [DP_INPUT_DSTATE] = 9, [DP_INPUT_ERASE] = 20,  [DP_INPUT_WRITE] = 21,
-    [DP_INPUT_LR_A] = 22,   [DP_INPUT_LR_B] = 23,  [DP_INPUT_NUMBER] = 24, [DP_INPUT_ANGLE] = 25,
-    [DP_INPUT_VALUE3] = 26, [DP_INPUT_VALUE4] = 27};
+    [DP_INPUT_Q] = 0,    [DP_INPUT_K] = 1,      [DP_INPUT_V] = 2,          [DP_INPUT_G] = 3,
+    [DP_INPUT_BETA] = 4, [DP_INPUT_DO] = 5,     [DP_INPUT_A_LOG] = 6,      [DP_INPUT_DT_BIAS] = 7,
+    [DP_INPUT_S0] = 8,   [DP_INPUT_DSTATE] = 9, DP_ALL_ROW_INPUTS(OF_ROWS)};
 
 dp_problem dp_nearby_problem(const dp_problem *p, const dp_mover *m) {
     const dp_format wide = m->dtype == DP_FP64 ? DP_FP64 : DP_FP32;

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from .program import put
+from .vocabulary import INPUTS, OF_ROWS
 
 # Where inputs lie in a problem: keys and values in this order (ref/vocabulary/recurrence_text.h).
-KEYS = ("k", "b", "lr_a", "lr_b")
-VALUES = ("v", "w", "value3", "value4")
+KEYS = ("k", *(n for n in OF_ROWS if INPUTS[n].endswith("K")))
+VALUES = ("v", *(n for n in OF_ROWS if INPUTS[n].endswith("V")))
 NUMBERS = ("beta", "number")
 GRADIENTS = {"b": "derase", "w": "dwrite"}
 ENTRIES = ("write", "read", "value", "strength")

@@ -54,11 +54,11 @@ STAGES = (
 ALL = INPUTS | RESULTS
 LEAVING = tuple(name for name, axes in RESULTS.items() if axes.startswith("T,"))
 INCOMING = {"do": "o", "dht": "final_state"}  # a gradient that comes in: the result that it is of
+OWN_NAMES = {"initial_state": "s0", "b": "erase", "w": "write"}  # where files have another
 GRADIENT_OF = {  # a gradient that comes out: the input that it is of
-    "d" + {"initial_state": "s0", "b": "erase", "w": "write"}.get(name, name): name
-    for name in INPUTS
-    if name not in INCOMING
+    "d" + OWN_NAMES.get(name, name): name for name in INPUTS if name not in INCOMING
 }
+OF_ROWS = tuple(INPUTS)[tuple(INPUTS).index("b") :]  # of a token's rows, beside k, v and beta
 TOKENS = tuple(name for name, axes in INPUTS.items() if axes.startswith("T,"))
 
 

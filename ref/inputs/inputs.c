@@ -398,8 +398,8 @@ static void fill_own_rows(dp_problem *p, const dp_inputs_spec *s) {
     }
     fill_numbers_of_rows(p, s);
     fill_value_of_rows(p, s, DP_INPUT_WRITE, ST_WRITE);
-    fill_value_of_rows(p, s, DP_INPUT_VALUE3, ST_OWN + DP_KEYS_MOST + 2);
-    fill_value_of_rows(p, s, DP_INPUT_VALUE4, ST_OWN + DP_KEYS_MOST + 3);
+    for (int i = 2; i < DP_VALUES_MOST; i++)
+        fill_value_of_rows(p, s, dp_row_values[i], ST_OWN + DP_KEYS_MOST + i);
 }
 
 static void fill_beta(dp_problem *p, const dp_inputs_spec *s) {

@@ -314,7 +314,8 @@ static reads_kind reads_of(const dp_problem *p) {
 int tr_step_has_decay(const dp_problem *p) { return reads_of(p) == READS_ANY; }
 
 int tr_is_given(int input) {
-    return input == DP_INPUT_ERASE || input == DP_INPUT_LR_A || input == DP_INPUT_LR_B;
+#define OR_IT(ID, ...) || input == DP_INPUT_##ID
+    return 0 DP_ROW_KEYS(OR_IT);
 }
 
 /* >= the 2-norm of a whole step; of keys one after another that of `group`, of which the first

@@ -149,6 +149,7 @@ typedef struct {
 } dp_model_info;
 extern dp_model_info dp_models[DP_NMODELS + 1];
 
+#define DP_ARRAY(ID, FIELD, ...) double *FIELD;
 struct dp_problem {
     dp_model model;
     const dp_model_info *user; /* of DP_USER, a case's; NULL: dp_models has it */
@@ -168,11 +169,9 @@ struct dp_problem {
     int lag; /* n: only every n-th token writes, so that the previous token is n back; 0: one
                 * (harness/run/judge.c) */
     double *q, *k, *v, *g;
-    double *beta;            /* DP_BY_BETA, else NULL */
-    double *erase, *write;   /* DP_BY_GATES, else NULL */
-    double *lr_a, *lr_b;     /* DP_BY_FACTORS, else NULL */
-    double *number, *angle;  /* DP_BY_ROWS: a second number, steps of an angle; else NULL */
-    double *value3, *value4; /* DP_BY_ROWS: values beside v and write; else NULL */
+    double *beta; /* DP_BY_BETA, else NULL */
+    /* erase, write: DP_BY_GATES, lr_a, lr_b: DP_BY_FACTORS; any of these: DP_BY_ROWS; else NULL */
+    DP_ALL_ROW_INPUTS(DP_ARRAY)
     double *A_log, *dt_bias; /* NULL: A_log = 0, dt_bias = 0 and no gradient for them */
     double *s0;              /* NULL: zeros */
     double *dout;            /* do [T][HV][V]; NULL: forward only */
@@ -187,6 +186,7 @@ struct dp_problem {
     const unsigned char *halo; /* [T] 1: of a token before the call, which neither decays nor
                                 * writes; NULL: of none. Only ref/chunk/gate.h knows it */
 };
+#undef DP_ARRAY
 
 #define DP_L2_EPS 1e-6
 
@@ -247,12 +247,14 @@ dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e);
 
 /* Results of one run. Arrays that were not computed are NULL. Gradients are of the raw inputs: q
  * and k before their norm, the raw gate, the raw beta. The gradient of the initial state is ds0. */
+#define DP_ARRAY(ID, FIELD, ...) double *d##FIELD;
 struct dp_result {
     double *o, *final_state;
-    double *dq, *dk, *dv, *dg, *dbeta, *derase, *dwrite, *dlr_a, *dlr_b, *dnumber, *dangle,
-        *dvalue3, *dvalue4, *dA_log, *ddt_bias, *ds0;
+    double *dq, *dk, *dv, *dg, *dbeta, *dA_log, *ddt_bias, *ds0;
+    DP_ALL_ROW_INPUTS(DP_ARRAY)
     const dp_memory *memory; /* that of its problem */
 };
+#undef DP_ARRAY
 /* NaN-filled, so that unwritten entries show */
 void dp_result_alloc(dp_result *r, const dp_problem *p, int backward);
 void dp_result_free(dp_result *r);

@@ -33,8 +33,9 @@ dp_recurrence dp_recurrences[DP_NMODELS + 1] = {
                  .row = {{OF(LR_B), MINUS(LR_A), NONE, ONE}, {OF(K), NONE, OF(V), ONE}}},
 };
 
-const dp_input_id dp_row_keys[] = {DP_INPUT_K, DP_INPUT_ERASE, DP_INPUT_LR_A, DP_INPUT_LR_B},
-                  dp_row_values[] = {DP_INPUT_V, DP_INPUT_WRITE, DP_INPUT_VALUE3, DP_INPUT_VALUE4};
+#define ID_OF(ID, ...) DP_INPUT_##ID,
+const dp_input_id dp_row_keys[] = {DP_INPUT_K, DP_ROW_KEYS(ID_OF)},
+                  dp_row_values[] = {DP_INPUT_V, DP_ROW_VALUES(ID_OF)};
 
 const dp_reading_info dp_readings[DP_NREADINGS] = {
 #define READING(ID, ...) [ID] = {__VA_ARGS__},

@@ -212,12 +212,15 @@ static inline int dp_entry_has(dp_entry e, int factor) {
 }
 
 /* Inputs of a token's rows with K channels, and with V. */
-enum { DP_KEYS_MOST = 4, DP_VALUES_MOST = 4 };
+#define DP_ONE_MORE(...) +1
+enum { DP_KEYS_MOST = 1 DP_ROW_KEYS(DP_ONE_MORE), DP_VALUES_MOST = 1 DP_ROW_VALUES(DP_ONE_MORE) };
+#undef DP_ONE_MORE
 extern const dp_input_id dp_row_keys[DP_KEYS_MOST], dp_row_values[DP_VALUES_MOST];
 /* Has the input V columns? */
 static inline int dp_is_value(int input) {
-    return input == DP_INPUT_V || input == DP_INPUT_WRITE || input == DP_INPUT_VALUE3 ||
-           input == DP_INPUT_VALUE4;
+#define DP_OR_IT(ID, ...) || input == DP_INPUT_##ID
+    return input == DP_INPUT_V DP_ROW_VALUES(DP_OR_IT);
+#undef DP_OR_IT
 }
 /* The input of a factor, of this token or the previous one. */
 static inline int dp_factor_input(int of) { return of & ~DP_PREVIOUS; }

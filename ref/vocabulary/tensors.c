@@ -48,15 +48,21 @@ void dp_axes_text(const dp_axis axis[DP_MAX_AXES], char *out, size_t size) {
 #define VALUE TOKENS(DP_AXIS_HV, DP_AXIS_R, DP_AXIS_V)
 #define GATE TOKENS(DP_AXIS_HV, DP_AXIS_KG)
 #define BETA TOKENS(DP_AXIS_HV, DP_AXIS_R)
-#define ERASE TOKENS(DP_AXIS_HV, DP_AXIS_K)
-#define WRITE TOKENS(DP_AXIS_HV, DP_AXIS_V)
-#define ANGLE TOKENS(DP_AXIS_HV, DP_AXIS_P)
+#define ROW_KEY TOKENS(DP_AXIS_HV, DP_AXIS_K)
+#define ROW_VALUE TOKENS(DP_AXIS_HV, DP_AXIS_V)
+#define ROW_ANGLE TOKENS(DP_AXIS_HV, DP_AXIS_P)
 #define OUTPUT TOKENS(DP_AXIS_HV, DP_AXIS_V)
 
 #define INPUT(NAME, FIELD, ROLE) \
     .name = NAME, .offset = offsetof(dp_problem, FIELD), .role = ROLE, .said = ROLE
 #define REQUIRED(FIELD) INPUT(#FIELD, FIELD, DP_ROLE_REQUIRED)
 #define PARAMETER(FIELD) INPUT(#FIELD, FIELD, DP_ROLE_GATE), .parameter = 1
+#define IN_ROWS(ID, FIELD, ALIAS, ...) \
+    [DP_INPUT_##ID] = {REQUIRED(FIELD), .alias = sizeof ALIAS > 1 ? ALIAS : NULL, __VA_ARGS__},
+#define KEY_IN(...) IN_ROWS(__VA_ARGS__, ROW_KEY)
+#define VALUE_IN(...) IN_ROWS(__VA_ARGS__, ROW_VALUE)
+#define NUMBER_IN(...) IN_ROWS(__VA_ARGS__, BETA)
+#define ANGLE_IN(...) IN_ROWS(__VA_ARGS__, ROW_ANGLE)
 #define INCOMING(NAME, FIELD) INPUT(NAME, FIELD, DP_ROLE_INCOMING), .backward = 1
 
 dp_tensor_field dp_input_fields[DP_NINPUTS] = {
@@ -65,27 +71,26 @@ dp_tensor_field dp_input_fields[DP_NINPUTS] = {
     [DP_INPUT_V] = {REQUIRED(v), VALUE},
     [DP_INPUT_G] = {REQUIRED(g), GATE},
     [DP_INPUT_BETA] = {REQUIRED(beta), BETA},
-    [DP_INPUT_ERASE] = {REQUIRED(erase), ERASE, .alias = "b"},
-    [DP_INPUT_WRITE] = {REQUIRED(write), WRITE, .alias = "w"},
-    [DP_INPUT_LR_A] = {REQUIRED(lr_a), ERASE},
-    [DP_INPUT_LR_B] = {REQUIRED(lr_b), ERASE},
-    [DP_INPUT_NUMBER] = {REQUIRED(number), BETA},
-    [DP_INPUT_ANGLE] = {REQUIRED(angle), ANGLE},
-    [DP_INPUT_VALUE3] = {REQUIRED(value3), WRITE},
-    [DP_INPUT_VALUE4] = {REQUIRED(value4), WRITE},
     [DP_INPUT_A_LOG] = {PARAMETER(A_log), HEADS(DP_AXIS_NONE)},
     [DP_INPUT_DT_BIAS] = {PARAMETER(dt_bias), HEADS(DP_AXIS_KG)},
     [DP_INPUT_S0] = {INPUT("s0", s0, DP_ROLE_STATE), STATES, .parameter = 1,
                      .alias = "initial_state", .inner = "h0"},
     [DP_INPUT_DO] = {INCOMING("do", dout), OUTPUT},
     [DP_INPUT_DSTATE] = {INCOMING("dstate", dstate), STATES, .parameter = 1, .alias = "dht"},
-};
+    DP_ROW_INPUTS(KEY_IN, VALUE_IN, NUMBER_IN, ANGLE_IN)};
 
 #define RESULT(FIELD, ROLE) \
     .name = #FIELD, .offset = offsetof(dp_result, FIELD), .role = ROLE, .said = ROLE
 #define MADE(FIELD) RESULT(FIELD, DP_ROLE_OUTPUT)
 #define GRADIENT(FIELD, OF) RESULT(FIELD, DP_ROLE_GRADIENT), .backward = 1, .of = DP_INPUT_##OF
 #define SHORT .stored_short = 1
+#define OUT_OF_ROWS(ID, FIELD, ALIAS, ...)              \
+    [DP_RESULT_D##ID] = {GRADIENT(d##FIELD, ID), SHORT, \
+                         .alias = sizeof ALIAS > 1 ? "d" ALIAS : NULL, __VA_ARGS__},
+#define KEY_OUT(...) OUT_OF_ROWS(__VA_ARGS__, ROW_KEY)
+#define VALUE_OUT(...) OUT_OF_ROWS(__VA_ARGS__, ROW_VALUE)
+#define NUMBER_OUT(...) OUT_OF_ROWS(__VA_ARGS__, BETA)
+#define ANGLE_OUT(...) OUT_OF_ROWS(__VA_ARGS__, ROW_ANGLE)
 
 dp_tensor_field dp_result_fields[DP_NRESULTS] = {
     [DP_RESULT_O] = {MADE(o), OUTPUT, SHORT},
@@ -95,18 +100,10 @@ dp_tensor_field dp_result_fields[DP_NRESULTS] = {
     [DP_RESULT_DV] = {GRADIENT(dv, V), VALUE, SHORT},
     [DP_RESULT_DG] = {GRADIENT(dg, G), GATE, SHORT},
     [DP_RESULT_DBETA] = {GRADIENT(dbeta, BETA), BETA, SHORT, .inner = "db"},
-    [DP_RESULT_DERASE] = {GRADIENT(derase, ERASE), ERASE, SHORT, .alias = "db"},
-    [DP_RESULT_DWRITE] = {GRADIENT(dwrite, WRITE), WRITE, SHORT, .alias = "dw"},
-    [DP_RESULT_DLR_A] = {GRADIENT(dlr_a, LR_A), ERASE, SHORT},
-    [DP_RESULT_DLR_B] = {GRADIENT(dlr_b, LR_B), ERASE, SHORT},
-    [DP_RESULT_DNUMBER] = {GRADIENT(dnumber, NUMBER), BETA, SHORT},
-    [DP_RESULT_DANGLE] = {GRADIENT(dangle, ANGLE), ANGLE, SHORT},
-    [DP_RESULT_DVALUE3] = {GRADIENT(dvalue3, VALUE3), WRITE, SHORT},
-    [DP_RESULT_DVALUE4] = {GRADIENT(dvalue4, VALUE4), WRITE, SHORT},
     [DP_RESULT_DA_LOG] = {GRADIENT(dA_log, A_LOG), HEADS(DP_AXIS_NONE), .inner = "dA"},
     [DP_RESULT_DDT_BIAS] = {GRADIENT(ddt_bias, DT_BIAS), HEADS(DP_AXIS_KG), .inner = "dbias"},
     [DP_RESULT_DS0] = {GRADIENT(ds0, S0), STATES, .alias = "dh0"},
-};
+    DP_ROW_INPUTS(KEY_OUT, VALUE_OUT, NUMBER_OUT, ANGLE_OUT)};
 
 int dp_field_is(const dp_tensor_field *f, const char *name) {
     return !strcmp(name, f->name) || (f->alias && !strcmp(name, f->alias));

@@ -59,6 +59,26 @@ typedef enum {
 /* A row: what one token holds for one head (and key), one state, one head's sum over all tokens. */
 typedef enum { DP_OF_TOKENS, DP_OF_SEQUENCES, DP_OF_HEADS } dp_row_kind;
 
+/* Inputs of a token's rows beside k, v and beta: id, field, FLA's own name if it has another. Each
+ * has a gradient. Shapes by kind: a key [T][HV][K], a value [T][HV][V], a number [T][HV], an
+ * angle [T][HV][P]. These rows make the ids, the arrays of dp_problem, of dp_result and of the
+ * CUDA kernels, the tables of tensors, the keys and values of recurrence.h. A macro stands for each
+ * kind. */
+#define DP_ROW_INPUTS(A_KEY, A_VALUE, A_NUMBER, AN_ANGLE) \
+    A_KEY(ERASE, erase, "b")                              \
+    A_VALUE(WRITE, write, "w")                            \
+    A_KEY(LR_A, lr_a, "")                                 \
+    A_KEY(LR_B, lr_b, "")                                 \
+    A_NUMBER(NUMBER, number, "")                          \
+    AN_ANGLE(ANGLE, angle, "")                            \
+    A_VALUE(VALUE3, value3, "")                           \
+    A_VALUE(VALUE4, value4, "")
+#define DP_ALL_ROW_INPUTS(X) DP_ROW_INPUTS(X, X, X, X)
+#define DP_ROW_KEYS(X) DP_ROW_INPUTS(X, DP_NO_ROW, DP_NO_ROW, DP_NO_ROW)
+#define DP_ROW_VALUES(X) DP_ROW_INPUTS(DP_NO_ROW, X, DP_NO_ROW, DP_NO_ROW)
+#define DP_NO_ROW(...)
+
+#define DP_ID(ID, ...) DP_INPUT_##ID,
 typedef enum {
     DP_INPUT_Q,
     DP_INPUT_K,
@@ -70,17 +90,11 @@ typedef enum {
     DP_INPUT_S0,
     DP_INPUT_DO,
     DP_INPUT_DSTATE,
-    DP_INPUT_ERASE,
-    DP_INPUT_WRITE,
-    DP_INPUT_LR_A,
-    DP_INPUT_LR_B,
-    DP_INPUT_NUMBER,
-    DP_INPUT_ANGLE,
-    DP_INPUT_VALUE3,
-    DP_INPUT_VALUE4,
-    DP_NINPUTS
+    DP_ALL_ROW_INPUTS(DP_ID) DP_NINPUTS
 } dp_input_id;
+#undef DP_ID
 
+#define DP_ID(ID, ...) DP_RESULT_D##ID,
 typedef enum {
     DP_RESULT_O,
     DP_RESULT_FINAL_STATE,
@@ -92,16 +106,9 @@ typedef enum {
     DP_RESULT_DA_LOG,
     DP_RESULT_DDT_BIAS,
     DP_RESULT_DS0,
-    DP_RESULT_DERASE,
-    DP_RESULT_DWRITE,
-    DP_RESULT_DLR_A,
-    DP_RESULT_DLR_B,
-    DP_RESULT_DNUMBER,
-    DP_RESULT_DANGLE,
-    DP_RESULT_DVALUE3,
-    DP_RESULT_DVALUE4,
-    DP_NRESULTS
+    DP_ALL_ROW_INPUTS(DP_ID) DP_NRESULTS
 } dp_result_id;
+#undef DP_ID
 
 typedef struct {
     const char *name, *alias; /* FLA's own name where it is another; NULL: the same */

@@ -23,6 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .. import vocabulary
 from ..vocabulary import BETAS, GATES  # noqa: F401 - dp_beta and dp_gate, in their order
 
 F32, BF16, F16 = 0, 1, 2  # dpg_dtype
@@ -33,6 +34,7 @@ AUGMENTED = 1  # dpg_chain_how
 KV, VK = 0, 1  # dpg_state_layout
 OK, BAD_INPUT, DEVICE = 0, 1, 4  # dp_status
 COMM_ID = 128  # DPG_COMM_ID
+OF_ROWS = [vocabulary.OWN_NAMES.get(name, name) for name in vocabulary.OF_ROWS]
 MODELS = ("gdn", "kda", "mkda", "gdn2", "gla", "ssd", "gated-deltaproduct", "dplr")  # dp_model
 DECODE_TOKENS, CONV_PARTS = 8, 4
 
@@ -67,12 +69,12 @@ dpg_options = _struct(
 dpg_tensors = _struct(
     "dpg_tensors",
     ("q k v g beta A_log dt_bias s0 o final_state saved", c_void_p),
-    ("erase write lr_a lr_b number angle value3 value4", c_void_p),
+    (" ".join(OF_ROWS), c_void_p),
 )
 dpg_grads = _struct(
     "dpg_grads",
     ("dout dfinal_state dq dk dv dg dbeta dA_log ddt_bias ds0", c_void_p),
-    ("derase dwrite dlr_a dlr_b dnumber dangle dvalue3 dvalue4", c_void_p),
+    (" ".join("d" + name for name in OF_ROWS), c_void_p),
 )
 dpg_decode = _struct(
     "dpg_decode",
