@@ -3,7 +3,7 @@
  * by S k. So no w and u are made, and nothing is rounded between.
  *
  * A gate a channel: a tile makes T B, Aqk, and rows of k and q with their decay (k_decayed,
- * chunks.cu). The pass (state_gated.cu) reads them, and the rows of v:
+ * chunks.cu). The pass (state_bare.cu) reads them, and the rows of v:
  *
  *   X = T B (V - Kgam S)    S <- eC o S + kg' X    o = scale qg S + Aqk X
  *

@@ -12,13 +12,11 @@ dp_status fast_chunks_channels(const Call &c);
 dp_status fast_chunks_one(const Call &c);
 /* state.cu */
 dp_status fast_state(const Call &c);
-/* state_bare.cu */
+/* state_bare.cu: one gate a head, or one a channel */
 dp_status fast_state_bare(const Call &c);
 /* forward_one.cu, forward_gated.cu: all of it, where the plan is `single` */
 dp_status fast_forward_one(const Call &c);
 dp_status fast_forward_gated(const Call &c);
-/* state_gated.cu */
-dp_status fast_state_gated(const Call &c);
 /* spoil.cu; behind either of both, where B_SPOILT is */
 dp_status fast_spoil(const Call &c);
 dp_status fast_pre_states(const Call &c); /* H of a whole sub-sequence, where pre.cu cannot */

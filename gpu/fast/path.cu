@@ -89,7 +89,7 @@ static dp_status grad(const Call &c) {
 static dp_status state(const Call &c) {
     if (!c.p->bare) return fast_state(c);
     if (c.p->single) return c.p->d.Kg == 1 ? fast_forward_one(c) : fast_forward_gated(c);
-    dp_status st = c.p->d.Kg == 1 ? fast_state_bare(c) : fast_state_gated(c);
+    dp_status st = fast_state_bare(c);
     return st || !at<int>(c, B_SPOILT) ? st : fast_spoil(c);
 }
 

@@ -1,19 +1,24 @@
-/* gpu/fast/state_bare.cu - the state pass of a plan without w and u with one gate a head
- * (`bare.cuh`), from raw rows of k, q and v:
+/* gpu/fast/state_bare.cu - the state pass of a plan without w and u (`bare.cuh`). With one gate a
+ * head it reads rows of k, q and v as given:
  *
  *   Z' = S' k'      R' = v' - of_k o Z'      X' = R' (T B)'
  *   S' <- eC S' + (to_end o X') k            o' = of_q o S' q' + X' Aqk'
  *
+ * With a gate a channel (GATED) it reads decayed rows of k and q, and rows of v as given:
+ *
+ *   X' = (v' - S' Kgam') (T B)'      S' <- eC o S' + X' kg      o' = scale S' qg' + X' Aqk'
+ *
  * Two warpgroups share 64 columns of v, 16 a warp. One has the states. The other makes o of a chunk
  * from S q' and X of the first, one or two chunks later. One warp loads what the first reads,
- * another what the second does. Phases of a chunk, as in state_gated.cu, and what shared memory
- * holds:
+ * another what the second does; each part of a stage is its own again as soon as it was read. The
+ * chain of chunks takes the time. So it contains no request that can be made before, and S q' is
+ * made when X has gone into S. Phases of a chunk, and what shared memory holds; in brackets GATED:
  *
- *   states   Z     S rounded to fragments; Z                k
+ *   states   Z     S rounded to fragments; Z                k [Kgam]
  *            X     R = v - of_k Z; X = T B R                v, T B, factors
- *            S     S <- eC S + k' (to_end X)                k, factors; X[buf]
- *            S q'  of S before the chunk                    q; O[buf]
- *   o        o     of_q S q' + Aqk X                        O[buf], X[buf]; Aqk, of_q */
+ *            S     S <- eC S + k' (to_end X)                k, factors [kg, eC]; X[buf]
+ *            S q'  of S before the chunk                    q [qg]; O[buf]
+ *   o        o     of_q S q' + Aqk X                        O[buf], X[buf]; Aqk, of_q [Aqk] */
 #include "fast/bare.cuh"
 #include "fast/state.cuh"
 #include "fast/whole.cuh"
@@ -22,40 +27,90 @@ namespace {
 
 #define BLOCK_V (16 * SLICES_OF_SCAN) /* columns of v that a block owns */
 
-/* Data of a chunk, ROWS: for the states, for o. */
-template <int K> struct StateStage { bf16 k[C * K], q[C * K], v[C * BLOCK_V], TB[C * C]; };
-struct OutStage {
-    bf16 Aqk[C * C];
+/* Data of a chunk, ROWS: for the states; Behind: for o, GATED for S q', which is read last and
+ * therefore has a ring of more stages. */
+template <int K, bool GATED> struct Stage {
+    bf16 k[C * K], q[C * K], v[C * BLOCK_V], TB[C * C];
+    __device__ __forceinline__ const bf16 *to_end() const { return k; }
 };
+template <int K> struct Stage<K, true> {
+    bf16 k[C * K], v[C * BLOCK_V], TB[C * C], kg[C * K], Aqk[C * C]; /* k: Kgam */
+    __device__ __forceinline__ const bf16 *to_end() const { return kg; }
+};
+template <int K, bool GATED> struct Behind { bf16 Aqk[C * C]; };
+template <int K> struct Behind<K, true> { bf16 q[C * K]; };
 /* The stages of both rings lie behind it, on multiples of 1,024 bytes; their factors here. */
-struct BareSmem {
+template <int K, bool GATED> struct Smem {
     Ring keys, middle, query, out; /* k; v, T B, factors; q; what o reads */
     uint64_t ready[2], taken[2];   /* S q' and X of a chunk are there; are read */
     StateFactors factors[MOST_STAGES];
     float of_q[MOST_STAGES][C];
     uint4 O[2][8][128], X[2][4][128];  /* S q', X: fragments, a lane's words together */
     alignas(1024) bf16 o[C * BLOCK_V]; /* to be written, ROWS */
+    __device__ __forceinline__ void open() {
+        ring_init(keys, 4, FULL_COUNT_16(1));
+        ring_init(middle, 4, FULL_COUNT_16(1));
+        ring_init(query, 4, FULL_COUNT_16(1));
+        ring_init(out, 4);
+    }
 };
-struct BareArgs {
+template <int K> struct Smem<K, true> {
+    Ring keys, middle, back, out, query; /* Kgam; v, T B; kg, eC; Aqk; qg */
+    uint64_t ready[2], taken[2];
+    float eC[MOST_STAGES][K];
+    uint4 O[2][8][128], X[2][4][128];
+    alignas(1024) bf16 o[C * BLOCK_V];
+    __device__ __forceinline__ void open() {
+        ring_init(keys, 4);
+        ring_init(middle, 4, FULL_COUNT_16(1));
+        ring_init(back, 4);
+        ring_init(query, 4);
+        ring_init(out, 4);
+    }
+};
+struct Args {
     StateArgs a;
     BareOut b;
-    const bf16 *k, *q, *v;
+    const bf16 *k, *q, *v; /* k: GATED Kgam */
     CUtensorMap k_map, q_map, v_map, o_map;
+};
+
+/* Shared memory of a block, and where its stages lie. */
+template <int K, bool GATED> struct Held {
+    Smem<K, GATED> &sm;
+    Stage<K, GATED> *stages;
+    Behind<K, GATED> *behind;
+    __device__ __forceinline__ int queries(const Args &a) const { /* stages of their ring */
+        return GATED ? MOST_STAGES : a.a.depth;
+    }
+    __device__ __forceinline__ const bf16 *q(const Turn &turn, const Turn &query) const {
+        if constexpr (GATED)
+            return behind[query.slot].q;
+        else
+            return stages[turn.slot].q;
+    }
+    __device__ __forceinline__ bf16 *Aqk(int slot) const {
+        if constexpr (GATED)
+            return stages[slot].Aqk;
+        else
+            return behind[slot].Aqk;
+    }
 };
 
 /* ---- producers, two warps -------------------------------------------------------------------- */
 
 /* Inputs of the states. */
 template <int K, int V>
-__device__ __forceinline__ void produce_rows(BareSmem &sm, StateStage<K> *in, const Dims &d,
-                                             const BareArgs &a, Run run, int hv, int v0, int lane,
-                                             Turn &turn) {
+__device__ __forceinline__ void produce_states(const Held<K, false> &in, const Dims &d,
+                                               const Args &a, Run run, int hv, int v0, int lane,
+                                               Turn &turn, Turn &) {
     const int ROWS_OF_KEYS = C * K * 2, SQUARE = C * C * 2, FACTORS = (int)sizeof(StateFactors);
     int h = hv / d.G;
+    auto &sm = in.sm;
     Chunk next = d.chunk[run.c0];
     for (int i = 0; i < run.n; i++, turn.next()) {
         int64_t tile = (int64_t)(run.c0 + i) * d.HV + hv;
-        StateStage<K> &s = in[turn.slot];
+        auto &s = in.stages[turn.slot];
         Chunk c = next;
         if (i + 1 < run.n) next = d.chunk[run.c0 + i + 1];
         bool whole = is_whole(c);
@@ -75,34 +130,114 @@ __device__ __forceinline__ void produce_rows(BareSmem &sm, StateStage<K> *in, co
         fill16_end_for_products(query, lane);
     }
 }
-/* Inputs of o; another warp loads them, since o is made after the states. */
-__device__ __forceinline__ void produce_outs(BareSmem &sm, OutStage *out, const Dims &d,
-                                             const BareArgs &a, Run run, int hv, int lane,
-                                             Turn &turn) {
-    const int SQUARE = C * C * 2;
-    produce(sm.out, turn, run.n, SQUARE + C * 4, lane, [&](int slot, int i, uint64_t *full) {
+template <int K, int V>
+__device__ __forceinline__ void produce_states(const Held<K, true> &in, const Dims &d,
+                                               const Args &a, Run run, int hv, int v0, int lane,
+                                               Turn &turn, Turn &query) {
+    const int TILE = C * K * 2, SQUARE = C * C * 2;
+    auto &sm = in.sm;
+    Chunk next = d.chunk[run.c0];
+    for (int i = 0; i < run.n; i++, turn.next(), query.next()) {
         int64_t tile = (int64_t)(run.c0 + i) * d.HV + hv;
-        fill(out[slot].Aqk, a.b.Aqk + tile * C * C, SQUARE, full, lane);
-        fill(sm.of_q[slot], a.b.factors[tile].of_q, C * 4, full, lane);
+        auto &s = in.stages[turn.slot];
+        Chunk c = next;
+        if (i + 1 < run.n) next = d.chunk[run.c0 + i + 1];
+        uint64_t *full = open_stage(sm.query, query, TILE, lane);
+        fill(in.behind[query.slot].q, a.a.qg + tile * C * K, TILE, full, lane);
+        fill_end(full, lane);
+        full = open_stage(sm.keys, turn, TILE, lane);
+        fill(s.k, a.k + tile * C * K, TILE, full, lane);
+        fill_end(full, lane);
+        bool whole = is_whole(c);
+        full = open_stage(sm.middle, turn, SQUARE + whole * C * BLOCK_V * 2, lane);
+        fill(s.TB, a.b.TB + tile * C * C, SQUARE, full, lane);
+        fill_chunk<BLOCK_V>(s.v, a.v_map, a.v, d.HV, hv, V, v0, c, whole, full, lane);
+        fill16_end(full, lane);
+        full = open_stage(sm.back, turn, TILE + K * 4, lane);
+        fill(s.kg, a.a.kg + tile * C * K, TILE, full, lane);
+        fill(sm.eC[turn.slot], a.a.eC + tile * K, K * 4, full, lane);
+        fill_end(full, lane);
+    }
+}
+/* Inputs of o; another warp loads them, since o is made after the states. */
+template <int K, bool GATED>
+__device__ __forceinline__ void produce_outs(const Held<K, GATED> &x, const Dims &d, const Args &a,
+                                             Run run, int hv, int lane, Turn &turn) {
+    const int SQUARE = C * C * 2, OF_Q = GATED ? 0 : C * 4;
+    produce(x.sm.out, turn, run.n, SQUARE + OF_Q, lane, [&](int slot, int i, uint64_t *full) {
+        int64_t tile = (int64_t)(run.c0 + i) * d.HV + hv;
+        fill(x.Aqk(slot), a.b.Aqk + tile * C * C, SQUARE, full, lane);
+        if constexpr (!GATED) fill(x.sm.of_q[slot], a.b.factors[tile].of_q, OF_Q, full, lane);
     });
 }
 
 /* ---- the warps of 16 columns ----------------------------------------------------------------- */
 
+/* The factors of a chunk; they are asked for before the wait for a product. */
+template <int K, bool GATED> struct Factors {
+    float decay;
+    OfTokens<8> of_k, to_end;
+    __device__ __forceinline__ Factors(const Smem<K, false> &sm, int slot, int of_decay, int lane)
+        : decay(sm.factors[of_decay].chunk[0]), of_k(sm.factors[slot].of_k, lane),
+          to_end(sm.factors[slot].to_end, lane) {}
+    /* 64 channels of S from k0 on, once all groups but LEFT have ended. */
+    template <int LEFT>
+    __device__ __forceinline__ void update(float (*S)[4], float (*y)[4], int, int) const {
+        wg_wait<LEFT>(y);
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                S[n][e] = fmaf(decay, S[n][e], y[n][e]);
+    }
+};
+template <int K> struct Factors<K, true> {
+    const float *eC;
+    __device__ __forceinline__ Factors(const Smem<K, true> &sm, int, int of_decay, int)
+        : eC(sm.eC[of_decay]) {}
+    template <int LEFT>
+    __device__ __forceinline__ void update(float (*S)[4], float (*y)[4], int k0, int lane) const {
+        float2 e[8];
+        take_decays<8>(e, eC + k0, lane);
+        wg_wait<LEFT>(y);
+        decay_and_add<8>(S, y, e);
+    }
+};
+
+/* What multiplies S q' of a chunk's tokens: factors, or the scale alone. */
+template <bool GATED> struct OfQueries {
+    OfTokens<8> f;
+    template <class S>
+    __device__ __forceinline__ OfQueries(const S &sm, int slot, const Dims &, int lane)
+        : f(sm.of_q[slot], lane) {}
+    __device__ __forceinline__ void times(float o[8][4]) const { f.times(o); }
+};
+template <> struct OfQueries<true> {
+    float scale;
+    template <class S>
+    __device__ __forceinline__ OfQueries(const S &, int, const Dims &d, int) : scale(d.scale) {}
+    __device__ __forceinline__ void times(float o[8][4]) const {
+#pragma unroll
+        for (int e = 0; e < 32; e++)
+            o[e / 4][e % 4] *= scale;
+    }
+};
+
 /* A warp's 16 columns, of either warpgroup. */
-template <int K, int V, bool SEVERAL> struct BareWarp {
+template <int K, int V, bool GATED, bool SEVERAL> struct ScanWarp {
     const Dims &d;
-    const BareArgs &a;
-    BareSmem &sm;
+    const Args &a;
+    const Held<K, GATED> in;
     int warp, slice, lane; /* slice: of the head's columns */
 
     __device__ __forceinline__ void free(Ring &ring, const Turn &turn) {
         __syncwarp();
         bar_arrive_warp(&ring.empty[turn.slot], lane);
     }
-    /* Everything that a product does not make is asked for before the wait for one. */
-    __device__ __forceinline__ void state_chunk(float S[K / 8][4], const StateStage<K> &st,
-                                                const StateFactors &f, int i, const Turn &turn) {
+    __device__ __forceinline__ void state_chunk(float S[K / 8][4], int i, const Turn &turn,
+                                                const Turn &query) {
+        auto &sm = in.sm;
+        const auto &st = in.stages[turn.slot];
         int buf = i % 2, thread = warp * 32 + lane;
         uint32_t sa[K / 16][4], ra[4][4], xa[4][4], xe[4][4];
         float z[8][4], o[8][4], x[8][4], y[K / 64][8][4];
@@ -113,13 +248,16 @@ template <int K, int V, bool SEVERAL> struct BareWarp {
         turn.wait_full(sm.middle);
         if (i >= 2) bar_wait(&sm.taken[buf], (i / 2 - 1) & 1);
         Walk<> v(st.v, across_row(lane), across_p(lane));
-        float decay = FAULT(BARE_DECAY) ? sm.factors[turn.before(i)].chunk[0] : f.chunk[0];
-        OfTokens<8> of_k(f.of_k, lane), to_end(f.to_end, lane);
+        const Factors<K, GATED> f(sm, turn.slot, FAULT(BARE_DECAY) ? turn.before(i) : turn.slot,
+                                  lane);
 #pragma unroll
         for (int p = 0; p < 4; p++)
             ldsm4t(ra[p], v.at(warp, p));
         wg_wait<0>(z);
-        of_k.times(z);
+        if constexpr (GATED)
+            free(sm.keys, turn);
+        else
+            f.of_k.times(z);
 #pragma unroll
         for (int p = 0; p < 4; p++) {
             take_from(z + 2 * p, ra[p]);
@@ -127,51 +265,47 @@ template <int K, int V, bool SEVERAL> struct BareWarp {
         }
         wg_fence();
         wg_times_lower<false>(x, ra, rows_desc(st.TB, 1));
+        if constexpr (GATED) turn.wait_full(sm.back);
         wg_wait<0>(x);
 #pragma unroll
         for (int p = 0; p < 4; p++)
             fragment(xa[p], x[2 * p], x[2 * p + 1]);
-        to_end.times(x);
+        if constexpr (!GATED) {
+            f.to_end.times(x);
 #pragma unroll
-        for (int p = 0; p < 4; p++)
-            fragment(xe[p], x[2 * p], x[2 * p + 1]);
+            for (int p = 0; p < 4; p++)
+                fragment(xe[p], x[2 * p], x[2 * p + 1]);
+        }
         wg_fence();
-        wg_times_kg<K>(y, xe, rows_desc(st.k, 64));
+        wg_times_kg<K>(y, GATED ? xa : xe, rows_desc(st.to_end(), 64));
         free(sm.middle, turn);
         leave<4>(sm.X[buf], xa, thread);
-        turn.wait_full(sm.query);
-        update<K / 64 - 1>(S, y[0], decay);
+        query.wait_full(sm.query);
+        f.template update<K / 64 - 1>(S, y[0], 0, lane);
         wg_fence();
-        wg_times_rows<K>(o, sa, rows_desc(st.q, 1));
-        if (K > 64) update<1>(S + K / 8 - 8, y[K / 64 - 1], decay);
-        free(sm.keys, turn);
+        wg_times_rows<K>(o, sa, rows_desc(in.q(turn, query), 1));
+        if (K > 64) f.template update<1>(S + K / 8 - 8, y[K / 64 - 1], K - 64, lane);
+        if constexpr (GATED)
+            free(sm.back, turn);
+        else
+            free(sm.keys, turn);
         wg_wait<0>(o);
-        free(sm.query, turn);
+        free(sm.query, query);
         leave_sums(sm.O[buf], o, thread);
         bar_arrive(&sm.ready[buf]);
     }
-    /* 64 channels of S, once all groups but LEFT have ended. */
-    template <int LEFT>
-    __device__ __forceinline__ void update(float (*S)[4], float (*y)[4], float decay) {
-        wg_wait<LEFT>(y);
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                S[n][e] = fmaf(decay, S[n][e], y[n][e]);
-    }
-    __device__ __forceinline__ void states(StateStage<K> *stages) {
+    __device__ __forceinline__ void states() {
         int v0 = slice * 16;
         float S[K / 8][4];
-        Turn turn(a.a.depth);
+        Turn turn(a.a.depth), query(in.queries(a));
         int i = 0; /* chunks of all heads so far */
         for (HeadsOf<SEVERAL> x(d, a.a, V / BLOCK_V); x.more();) {
             const Run run = x.run;
             const float *init = initial(d, a.a, run.starts, run.gseq, run.part, x.hv());
             each<K / 8>(S, lane,
                         [&](int k, int v, float &s) { s = init ? init[k * V + v0 + v] : 0.f; });
-            for (int left = run.n; left; left--, i++, turn.next())
-                state_chunk(S, stages[turn.slot], sm.factors[turn.slot], i, turn);
+            for (int left = run.n; left; left--, i++, turn.next(), query.next())
+                state_chunk(S, i, turn, GATED ? query : turn);
             const Run ahead = x.ahead();
             each<K / 8>(S, lane, [&](int k, int v, float &s) {
                 last_state<false>(d, a.a, run, x.hv(), k, v0 + v, s);
@@ -180,26 +314,27 @@ template <int K, int V, bool SEVERAL> struct BareWarp {
             x.next(ahead);
         }
     }
-    __device__ __forceinline__ void outputs(OutStage *stages, int v0) {
-        OutTile out = {d, a.o_map, (bf16 *)a.a.o, sm.o, 0, v0, warp, lane};
+    __device__ __forceinline__ void outputs(int v0) {
+        OutTile out = {d, a.o_map, (bf16 *)a.a.o, in.sm.o, 0, v0, warp, lane};
         each_out<SEVERAL>(d, a.a, V / BLOCK_V, out, [&](const Turn &turn, int i, const Chunk &c) {
-            out_chunk(stages[turn.slot], turn, i, out, c);
+            out_chunk(turn, i, out, c);
         });
     }
-    __device__ __forceinline__ void out_chunk(const OutStage &stage, const Turn &turn, int i,
-                                              OutTile &out, const Chunk &c) {
+    __device__ __forceinline__ void out_chunk(const Turn &turn, int i, OutTile &out,
+                                              const Chunk &c) {
+        auto &sm = in.sm;
         int buf = i % 2, thread = warp * 32 + lane;
         uint32_t xa[4][4];
         float o[8][4];
         turn.wait_full(sm.out);
-        OfTokens<8> of_q(sm.of_q[turn.slot], lane);
+        const OfQueries<GATED> of_q(sm, turn.slot, d, lane);
         bar_wait(&sm.ready[buf], i / 2 & 1);
         take_sums(o, sm.O[buf], thread);
         take<4>(xa, sm.X[buf], thread);
         bar_arrive(&sm.taken[buf]);
         of_q.times(o);
         wg_fence();
-        wg_times_lower<true>(o, xa, rows_desc(stage.Aqk, 1));
+        wg_times_lower<true>(o, xa, rows_desc(in.Aqk(turn.slot), 1));
         wg_wait<0>(o);
         free(sm.out, turn);
         out.store(o, c);
@@ -207,13 +342,13 @@ template <int K, int V, bool SEVERAL> struct BareWarp {
 };
 
 #define BARE_THREADS 384 /* a warpgroup for states, one for o, one whose first two warps load */
-template <int K, int V, bool SEVERAL>
+template <int K, int V, bool GATED, bool SEVERAL>
 __global__ void TOGETHER(V / BLOCK_V) __launch_bounds__(BARE_THREADS, 1)
-    k_scan_bare(const __grid_constant__ Dims d, const __grid_constant__ BareArgs a) {
+    k_scan_bare(const __grid_constant__ Dims d, const __grid_constant__ Args a) {
     extern __shared__ __align__(1024) char raw[];
-    BareSmem &sm = *(BareSmem *)raw;
-    auto *in = stages_behind<StateStage<K>>(raw, sm);
-    auto *out = (OutStage *)(in + a.a.depth);
+    auto &sm = *(Smem<K, GATED> *)raw;
+    auto *stages = stages_behind<Stage<K, GATED>>(raw, sm);
+    const Held<K, GATED> in = {sm, stages, (Behind<K, GATED> *)(stages + a.a.depth)};
     const int blocks = V / BLOCK_V;
     int first = blockIdx.x % blocks * SLICES_OF_SCAN;
     int warp = threadIdx.x / 32 % 4, lane = kept_lane(), part = threadIdx.x / 128;
@@ -222,26 +357,24 @@ __global__ void TOGETHER(V / BLOCK_V) __launch_bounds__(BARE_THREADS, 1)
             bar_init(&sm.ready[i], 128);
             bar_init(&sm.taken[i], 128);
         }
-    ring_init(sm.keys, 4, FULL_COUNT_16(1));
-    ring_init(sm.middle, 4, FULL_COUNT_16(1));
-    ring_init(sm.query, 4, FULL_COUNT_16(1));
-    ring_init(sm.out, 4);
+    sm.open();
     await_grid();
     __syncthreads();
-    BareWarp<K, V, SEVERAL> w = {d, a, sm, warp, first + warp, lane};
+    ScanWarp<K, V, GATED, SEVERAL> w = {d, a, in, warp, first + warp, lane};
     if (part == 0) {
         take_registers<240>();
-        w.states(in);
+        w.states();
     } else if (part == 1) {
-        w.outputs(out, first * 16);
+        w.outputs(first * 16);
     } else {
         give_registers<96>();
         if (warp > 1) return;
-        Turn turn(a.a.depth);
+        Turn turn(a.a.depth), query(in.queries(a));
         for (HeadsOf<SEVERAL> x(d, a.a, blocks); x.more();) {
             const Run run = x.run, ahead = x.ahead();
-            if (warp == 0) produce_rows<K, V>(sm, in, d, a, run, x.hv(), first * 16, lane, turn);
-            if (warp == 1) produce_outs(sm, out, d, a, run, x.hv(), lane, turn);
+            if (warp == 0)
+                produce_states<K, V>(in, d, a, run, x.hv(), first * 16, lane, turn, query);
+            if (warp == 1) produce_outs(in, d, a, run, x.hv(), lane, turn);
             x.next(ahead);
         }
     }
@@ -249,32 +382,43 @@ __global__ void TOGETHER(V / BLOCK_V) __launch_bounds__(BARE_THREADS, 1)
 
 /* ---- host ------------------------------------------------------------------------------------ */
 
-template <int K, int V> struct BarePass {
-    static dp_status run(const Call &c, BareArgs a) {
-        int bytes =
-            ring_bytes(c.p, &a.a, sizeof(BareSmem), sizeof(StateStage<K>) + sizeof(OutStage));
+template <int K, int V, bool GATED> struct Pass {
+    static dp_status run(const Call &c, Args a) {
+        const int behind = sizeof(Behind<K, GATED>);
+        int bytes = ring_bytes(c.p, &a.a, sizeof(Smem<K, GATED>) + GATED * MOST_STAGES * behind,
+                               sizeof(Stage<K, GATED>) + !GATED * behind);
         unsigned blocks = pass_blocks(c.p, &a.a, V / BLOCK_V);
         bool several = blocks < (unsigned)a.a.heads * (V / BLOCK_V);
-        auto kernel = several ? k_scan_bare<K, V, true> : k_scan_bare<K, V, false>;
-        return launch(queue_of(c), "k_scan_bare", kernel, blocks, BARE_THREADS, bytes, c.p->d, a);
+        auto kernel = several ? k_scan_bare<K, V, GATED, true> : k_scan_bare<K, V, GATED, false>;
+        return launch(queue_of(c), GATED ? "k_scan_gated" : "k_scan_bare", kernel, blocks,
+                      BARE_THREADS, bytes, c.p->d, a);
     }
 };
+template <int K, int V> using BarePass = Pass<K, V, false>;
+template <int K, int V> using GatedPass = Pass<K, V, true>;
 
 } // namespace
 
 dp_status fast_state_bare(const Call &c) {
     FAULT_TO_DEVICE(c.e, c.s);
-    BareArgs a = {};
+    const Dims &d = c.p->d;
+    Args a = {};
     a.a = forward_args(c);
     a.a.spoilt = at<int>(c, B_SPOILT);
     a.b = bare_out(c);
-    a.k = (const bf16 *)c.t->k;
-    a.q = (const bf16 *)c.t->q;
     a.v = (const bf16 *)c.t->v;
-    const Dims &d = c.p->d;
-    TRY(map_rows(c, &a.k_map, ROWS_OF_K, c.t->k, d.H, d.K));
-    TRY(map_rows(c, &a.q_map, ROWS_OF_Q, c.t->q, d.H, d.K));
     TRY(map_rows(c, &a.v_map, ROWS_OF_V, c.t->v, d.HV, d.V));
     if (d.o_bf16) TRY(map_rows(c, &a.o_map, ROWS_OF_O, c.t->o, d.HV, d.V));
+    if (d.Kg > 1) {
+        a.a.kg = at<bf16>(c, B_KG);
+        a.a.qg = at<bf16>(c, B_QG);
+        a.a.eC = at<float>(c, B_EC);
+        a.k = at<bf16>(c, B_KGAM);
+        return by_widths<GatedPass>(c, a);
+    }
+    a.k = (const bf16 *)c.t->k;
+    a.q = (const bf16 *)c.t->q;
+    TRY(map_rows(c, &a.k_map, ROWS_OF_K, c.t->k, d.H, d.K));
+    TRY(map_rows(c, &a.q_map, ROWS_OF_Q, c.t->q, d.H, d.K));
     return by_widths<BarePass>(c, a);
 }
