@@ -1,16 +1,16 @@
 /* gpu/fast/state_bare.cu - the state pass of a plan without w and u (`bare.cuh`). With one gate a
- * head it reads rows of k, q and v as given:
+ * head k, q and v are the caller's rows:
  *
  *   Z' = S' k'      R' = v' - of_k o Z'      X' = R' (T B)'
  *   S' <- eC S' + (to_end o X') k            o' = of_q o S' q' + X' Aqk'
  *
- * With a gate a channel (GATED) it reads decayed rows of k and q, and rows of v as given:
+ * With a gate a channel (GATED) rows of k and q are decayed, and v is the caller's:
  *
  *   X' = (v' - S' Kgam') (T B)'      S' <- eC o S' + X' kg      o' = scale S' qg' + X' Aqk'
  *
  * Two warpgroups share 64 columns of v, 16 a warp. One has the states. The other makes o of a chunk
  * from S q' and X of the first, one or two chunks later. One warp loads what the first reads,
- * another what the second does; each part of a stage is its own again as soon as it was read. The
+ * another what the second does. Each part of a stage is its own again as soon as it was read. The
  * chain of chunks takes the time. So it contains no request that can be made before, and S q' is
  * made when X has gone into S. Phases of a chunk, and what shared memory holds; in brackets GATED:
  *
@@ -27,8 +27,8 @@ namespace {
 
 #define BLOCK_V (16 * SLICES_OF_SCAN) /* columns of v that a block owns */
 
-/* Data of a chunk, ROWS: for the states; Behind: for o, GATED for S q', which is read last and
- * therefore has a ring of more stages. */
+/* Data of a chunk, ROWS, for the states; Behind: for o. GATED they are for S q', which is read last
+ * and therefore has a ring of more stages. */
 template <int K, bool GATED> struct Stage {
     bf16 k[C * K], q[C * K], v[C * BLOCK_V], TB[C * C];
     __device__ __forceinline__ const bf16 *to_end() const { return k; }
@@ -204,7 +204,7 @@ template <int K> struct Factors<K, true> {
     }
 };
 
-/* What multiplies S q' of a chunk's tokens: factors, or the scale alone. */
+/* The factors of S q' of a chunk's tokens, or the scale alone. */
 template <bool GATED> struct OfQueries {
     OfTokens<8> f;
     template <class S>

@@ -61,9 +61,9 @@ typedef enum { DP_OF_TOKENS, DP_OF_SEQUENCES, DP_OF_HEADS } dp_row_kind;
 
 /* Inputs of a token's rows beside k, v and beta: id, field, FLA's own name if it has another. Each
  * has a gradient. Shapes by kind: a key [T][HV][K], a value [T][HV][V], a number [T][HV], an
- * angle [T][HV][P]. These rows make the ids, the arrays of dp_problem, of dp_result and of the
- * CUDA kernels, the tables of tensors, the keys and values of recurrence.h. A macro stands for each
- * kind. */
+ * angle [T][HV][P]. These rows make ids, the tables of tensors, and the arrays of dp_problem,
+ * dp_result and the CUDA kernels. The keys and values of recurrence.h follow. A macro stands for
+ * each kind. */
 #define DP_ROW_INPUTS(A_KEY, A_VALUE, A_NUMBER, AN_ANGLE) \
     A_KEY(ERASE, erase, "b")                              \
     A_VALUE(WRITE, write, "w")                            \
