@@ -78,9 +78,7 @@ typedef struct {
 } dp_case;
 
 /* Its session; NULL: all tokens are one call. */
-static inline const dp_session *dp_case_session(const dp_case *c) {
-    return c->session.text ? &c->session : NULL;
-}
+const dp_session *dp_case_session(const dp_case *c); /* session.c */
 /* Reads and checks the file, generates or loads the inputs. */
 dp_status dp_case_load(const char *path, dp_case *c, dp_err *e);
 /* A file of a recurrence of a user's own (ref/vocabulary/recurrence_text.h), or its name in folder

@@ -1,5 +1,6 @@
 /* The schedule of a session, read and walked (session.h). */
 #include "session.h"
+#include "case.h"
 #include "ref/vocabulary/context.h"
 #include "ref/vocabulary/text.h"
 
@@ -8,6 +9,8 @@
 #include <string.h>
 
 #define MOST_TOKENS (1 << 24) /* as the key T */
+
+const dp_session *dp_case_session(const dp_case *c) { return c->session.text ? &c->session : NULL; }
 
 /* ---- reading --------------------------------------------------------------------------------- */
 

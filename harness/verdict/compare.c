@@ -18,6 +18,10 @@
 
 const char *const dp_verdict_names[DP_NVERDICTS] = {"pass", "fail", "skipped", "unjudged"};
 
+dp_place dp_place_of(int rank, int head, int sequence) {
+    return (dp_place){rank, head, sequence, -1, -1};
+}
+
 typedef enum {
     ROW_OPEN,          /* measured; no bound, or none that is finite */
     ROW_BOUND,         /* held against its bound; rows up to here are looked at */

@@ -32,9 +32,7 @@ typedef struct {
     int64_t token;
 } dp_place;
 /* It has no chunk and no token. */
-static inline dp_place dp_place_of(int rank, int head, int sequence) {
-    return (dp_place){rank, head, sequence, -1, -1};
-}
+dp_place dp_place_of(int rank, int head, int sequence);
 typedef void dp_place_fn(const void *ctx, int64_t row, dp_place *at);
 
 /* One tensor to judge. Pointers are borrowed. */
