@@ -1,11 +1,11 @@
 /* The source of wrong rows: the readings in their order, whole rows, exponents and nothing among
  * them (source.h). */
 #include "source.h"
+#include "harness/simulated/ranks.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/mm.h"
 #include "ref/bound/drop.h"
 #include "ref/chunk/gate.h"
-#include "ref/chunk/state.h"
 #include "ref/inputs/inputs.h"
 #include "ref/vocabulary/context.h"
 #include "ref/vocabulary/recurrence_text.h"
@@ -392,121 +392,50 @@ static int source_whose_values(const dp_wrong_rows *x, const dp_source_values *w
 
 /* ---- decays ---------------------------------------------------------------------------------- */
 
+/* What chunk g adds to a state, backward to its gradient: [K][V] to A. */
+static void added(const dp_sim *s, int g, int hv, int back, double *A) {
+    const dp_problem *p = s->p;
+    DP_OWN double *dout = dp_doubles((int64_t)DP_CHUNK * p->V);
+    memset(A, 0, sizeof *A * (size_t)p->K * (size_t)p->V);
+    if (back) {
+        dp_sim_gather_do(s, g, hv, dout);
+        dp_chunk_state_bwd(dp_sim_chunk(s, g, hv), dout, A, NULL);
+    } else
+        dp_chunk_state(dp_sim_chunk(s, g, hv), A, NULL);
+}
+
+/* A place's chunks, from the first one of a reference's on. */
 typedef struct {
-    int K, V, c;
-    double *F, *e, *H, *dH;
-} factors; /* of c chunks: F [c][K][K], e [c][K] decay to the chunk's end, what it adds to S and dS
-              [c][K][V] */
+    int g, hv, n;
+} chunks;
 
-/* A problem and its inputs after their activations. */
-typedef struct {
-    const dp_problem *p;
-    dp_activated in;
-} inputs;
-
-/* The rows of a token and value head. */
-typedef struct {
-    const double *g, *k, *erasing, *values, *beta;
-} token_rows;
-static token_rows rows_of(const inputs *x, int64_t t, int hv) {
-    const dp_problem *p = x->p;
-    const int64_t at = t * p->HV + hv;
-    return (token_rows){x->in.g + at * dp_Kg(p),
-                        x->in.k + (t * p->H + hv / dp_G(p)) * dp_rows(p) * p->K,
-                        dp_erasing_at(p, x->in.k, x->in.erasing, t, hv),
-                        dp_values_at(p, x->in.values, t, hv), x->in.beta + at * dp_rows(p)};
-}
-
-/* X [K][p->V] <- X minus what rows first .. end-1 of a token erase of it; they do not see each
- * other. back: its transpose. */
-static void project(const dp_problem *p, const token_rows *r, int first, int end, int back,
-                    double *X) {
-    const double *read = back ? r->k : r->erasing, *write = back ? r->erasing : r->k;
-    DP_OWN double *y = dp_doubles((int64_t)end * p->V);
-    for (int j = first; j < end; j++)
-        dp_state_read(p, X, read + (int64_t)j * p->K, y + (int64_t)j * p->V);
-    for (int j = first; j < end; j++)
-        dp_state_write(p, -r->beta[j], write + (int64_t)j * p->K, y + (int64_t)j * p->V, X);
-}
-
-static void one_chunk(const inputs *x, int64_t t0, int64_t t1, int hv, double *F, double *e,
-                      double *H, double *dH) {
-    const dp_problem *p = x->p;
-    const int K = p->K, V = p->V, n = dp_keys_at_once(p);
-    dp_problem square = *p;
-    square.V = K;
-    for (int c = 0; c < K; c++)
-        F[(int64_t)c * K + c] = e[c] = 1;
-    for (int64_t t = t0; t < t1; t++) {
-        const token_rows r = rows_of(x, t, hv);
-        for (int c = 0; c < K; c++)
-            e[c] *= dp_exp(r.g[dp_Kg(p) == 1 ? 0 : c]);
-        dp_state_decay(&square, r.g, F);
-        dp_state_decay(p, r.g, H);
-        for (int first = 0; first < dp_rows(p); first += n) {
-            project(&square, &r, first, first + n, 0, F);
-            project(p, &r, first, first + n, 0, H);
-            for (int j = first; j < first + n; j++)
-                dp_state_write(p, r.beta[j], r.k + (int64_t)j * K, r.values + (int64_t)j * V, H);
-        }
-    }
-    for (int64_t t = t1 - 1; t >= t0 && p->dout; t--) {
-        const token_rows r = rows_of(x, t, hv);
-        dp_state_write(p, p->scale, x->in.q + (t * p->H + hv / dp_G(p)) * K,
-                       p->dout + (t * p->HV + hv) * V, dH);
-        for (int first = dp_rows(p) - n; first >= 0; first -= n)
-            project(p, &r, first, first + n, 1, dH);
-        dp_state_decay(p, r.g, dH);
-    }
-}
-
-/* Chunks of a rank's local sub-sequences sub0 .. sub1-1, from the step recurrence; every operation
- * is exact here. */
-static factors chunk_factors(const inputs *x, const dp_context *c, int sub0, int sub1, int hv) {
-    const dp_problem *p = x->p;
-    factors f = {.K = p->K, .V = p->V};
-    int i = 0;
-    for (int s = sub0; s < sub1; s++)
-        f.c += (int)((c->local_cu[s + 1] - c->local_cu[s] + DP_CHUNK - 1) / DP_CHUNK);
-    const int64_t KK = (int64_t)p->K * p->K, KV = (int64_t)p->K * p->V;
-    f.F = dp_doubles(f.c * KK);
-    f.e = dp_doubles((int64_t)f.c * p->K);
-    f.H = dp_doubles(f.c * KV);
-    f.dH = dp_doubles(f.c * KV);
-    for (int s = sub0; s < sub1; s++)
-        for (int64_t t = c->a + c->local_cu[s], end = c->a + c->local_cu[s + 1]; t < end;
-             t += DP_CHUNK, i++)
-            one_chunk(x, t, t + DP_CHUNK < end ? t + DP_CHUNK : end, hv, f.F + i * KK,
-                      f.e + (int64_t)i * p->K, f.H + i * KV, f.dH + i * KV);
-    return f;
-}
-
-static void factors_free(factors *f) {
-    free(f->F);
-    free(f->e);
-    free(f->H);
-    free(f->dH);
-}
-
-/* M (state 0) or H (state 1), back: dM, dH, when the factors have other decays on their diagonals.
- */
-static void product(const factors *f, const double *e, int back, int state, double *X) {
-    const int K = f->K, n = state ? f->V : K;
+/* M (state 0) or H (state 1), back: dM, dH, of chunks with the decays of others. Every operation is
+ * exact here. */
+static void product(const dp_sim *s, chunks own, chunks other, int back, int state, double *X) {
+    const int K = s->p->K, n = state ? s->p->V : K;
     const int64_t KK = (int64_t)K * K, Kn = (int64_t)K * n;
-    DP_OWN double *F = dp_doubles(KK), *P = dp_doubles(Kn);
+    DP_OWN double *F = dp_doubles(KK), *P = dp_doubles(Kn), *A = dp_doubles(Kn);
     memset(X, 0, sizeof *X * (size_t)Kn);
     for (int x = 0; x < K && !state; x++)
         X[(int64_t)x * K + x] = 1;
-    for (int z = 0; z < f->c; z++) {
-        const int i = back ? f->c - 1 - z : z;
-        memcpy(F, f->F + i * KK, sizeof *F * (size_t)KK);
+    for (int z = 0; z < own.n; z++) {
+        const int i = back ? own.n - 1 - z : z;
+        const dp_chunk *ch = dp_sim_chunk(s, own.g + i, own.hv),
+                       *with = dp_sim_chunk(s, other.g + i, other.hv);
+        dp_chunk_M(ch, F);
         for (int x = 0; x < K; x++)
-            F[(int64_t)x * K + x] += e[(int64_t)i * K + x] - f->e[(int64_t)i * K + x];
+            F[(int64_t)x * K + x] += with->eC[x] - ch->eC[x];
         dp_mm(DP_FP64, back, 0, K, n, K, F, X, P);
-        memcpy(X, P, sizeof *X * (size_t)Kn);
-        for (int64_t y = 0; y < Kn && state; y++)
-            X[y] += (back ? f->dH : f->H)[i * Kn + y];
+        if (state) added(s, own.g + i, own.hv, back, A);
+        for (int64_t y = 0; y < Kn; y++)
+            X[y] = P[y] + A[y];
     }
+}
+
+/* The chunks of a rank's last local sub-sequence; back: of all from the first one on. */
+static chunks chunks_of(const dp_sim *s, int back, int rank, int hv) {
+    const int last = s->ctx[rank].nlocal, g = s->first[rank][back ? 0 : last - 1];
+    return (chunks){g, hv, s->first[rank][last] - g};
 }
 
 /* Does M, H, dM or dH contain the decays of another rank or head? The sources go
@@ -518,40 +447,32 @@ static int source_whose_decays(const dp_wrong_rows *x, int back, int state, int 
     const dp_problem *p = x->p;
     const dp_compare_in *in = x->in;
     const dp_source_place at = source_place_at(in, x->row[0]);
-    dp_context c, d;
     dp_source_place from = {-1, -1, -1, -1};
     char also[128] = "";
     int found = 0;
-    if (dp_context_of(p, in->N, at.rank, &c, NULL)) return 0;
-    inputs y = {.p = p, .in = dp_activated_new(p)};
-    DP_FREED(factors_free)
-    factors own = chunk_factors(&y, &c, back ? 0 : c.nlocal - 1, back ? 1 : c.nlocal, at.head);
+    DP_FREED(dp_sim_free) dp_sim s;
+    if (dp_sim_reference(&s, p, DP_CHUNK, in->N, NULL, back, NULL)) return 0;
+    chunks own = chunks_of(&s, back, at.rank, at.head);
+    if (back) own.n = s.first[at.rank][1] - own.g;
     DP_OWN double *X = dp_doubles((int64_t)p->K * (state ? p->V : p->K));
     /* heads of this rank, this head of other ranks, the others */
     for (int step = 0; step < 3; step++)
         for (int i = 0; i < in->N * p->HV; i++) {
             const int r = i / p->HV, h = i % p->HV;
+            const chunks other = chunks_of(&s, back, r, h);
             if ((r == at.rank && h == at.head) ||
                 step != (r == at.rank   ? 0
                          : h == at.head ? 1
                                         : 2) ||
-                dp_context_of(p, in->N, r, &d, NULL))
+                other.n < own.n)
                 continue;
-            DP_FREED(factors_free)
-            factors other = chunk_factors(&y, &d, back ? 0 : d.nlocal - 1, d.nlocal, h);
-            if (other.c >= own.c) {
-                product(&own, other.e, back, state, X);
-                if (source_equal(X, in->got + x->row[0] * in->width, in->width) &&
-                    found++ < limit) {
-                    if (found == 1) from = (dp_source_place){r, h, -1, -1};
-                    dp_text_add(also, sizeof also, "%srank %d, head %d",
-                                found == 1 ? "" : ", or of ", r, h);
-                }
+            product(&s, own, other, back, state, X);
+            if (source_equal(X, in->got + x->row[0] * in->width, in->width) && found++ < limit) {
+                if (found == 1) from = (dp_source_place){r, h, -1, -1};
+                dp_text_add(also, sizeof also, "%srank %d, head %d", found == 1 ? "" : ", or of ",
+                            r, h);
             }
-            dp_context_free(&d);
         }
-    dp_context_free(&c);
-    dp_activated_free(&y.in);
     if (found < 1 || found > limit) return 0;
     x->out->at = at;
     x->out->from = from;
@@ -782,6 +703,25 @@ void dp_source_find(const dp_problem *p, const dp_compare_in *in, dp_source *out
 /* ---- the state that a row lacks -------------------------------------------------------------- */
 
 #define EXPLAINED 0.1 /* of the error may stay */
+
+/* A problem and its inputs after their activations. */
+typedef struct {
+    const dp_problem *p;
+    dp_activated in;
+} inputs;
+
+/* The rows of a token and value head. */
+typedef struct {
+    const double *g, *k, *erasing, *values, *beta;
+} token_rows;
+static token_rows rows_of(const inputs *x, int64_t t, int hv) {
+    const dp_problem *p = x->p;
+    const int64_t at = t * p->HV + hv;
+    return (token_rows){x->in.g + at * dp_Kg(p),
+                        x->in.k + (t * p->H + hv / dp_G(p)) * dp_rows(p) * p->K,
+                        dp_erasing_at(p, x->in.k, x->in.erasing, t, hv),
+                        dp_values_at(p, x->in.values, t, hv), x->in.beta + at * dp_rows(p)};
+}
 
 /* sum [V] += what token t wrote, as y [K] reads the state after it; y <- as it reads the one
  * before. */
