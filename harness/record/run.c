@@ -249,6 +249,14 @@ static void say_condition(const dp_judgement *bad, dp_run *r) {
                     "%sthe inputs are well-conditioned (condition number %.2g)", sep, c->condition);
 }
 
+int dp_judgement_says_more(const dp_judgement *a, const dp_judgement *b) {
+    if (!a) return 1;
+    if (!a->flaw != !b->flaw) return !a->flaw;
+    const int x = !strcmp(a->tier, "expected");
+    const int y = !strcmp(b->tier, "expected");
+    return x == y ? b->times > a->times : x;
+}
+
 void dp_run_close(dp_run *r) {
     int n[DP_NVERDICTS] = {0};
     const dp_judgement *bad = NULL, *un = NULL;

@@ -159,6 +159,9 @@ int dp_truth_lacks_bits(const dp_problem *p, const dp_truth *t, double ulp, doub
 
 /* Is half of the digits of this base gone? */
 int dp_ill_conditioned(const dp_condition *c, dp_base b);
+/* Is failed tensor b more informative than failed tensor a (may be NULL)? Unwritten or non-finite
+ * entries come first, then errors above a bound, then errors above the expected ones. */
+int dp_judgement_says_more(const dp_judgement *a, const dp_judgement *b);
 /* Sets the verdict of the run from its tensors. It fails if one fails, is unjudged if one is
  * unjudged that may not be, and passes otherwise. */
 void dp_run_close(dp_run *r);

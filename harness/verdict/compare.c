@@ -1023,14 +1023,6 @@ int dp_judgement_marginal(const dp_judgement *j) {
     return j->times > 1 / DP_MARGIN && j->times <= DP_MARGIN;
 }
 
-int dp_judgement_says_more(const dp_judgement *a, const dp_judgement *b) {
-    if (!a) return 1;
-    if (!a->flaw != !b->flaw) return !a->flaw;
-    const int x = !strcmp(a->tier, "expected");
-    const int y = !strcmp(b->tier, "expected");
-    return x == y ? b->times > a->times : x;
-}
-
 const dp_row *dp_judgement_row(const dp_judgement *j) {
     return j->failed.at.rank >= 0 ? &j->failed : &j->worst;
 }

@@ -124,10 +124,6 @@ void dp_judgement_free(dp_judgement *j);
 #define DP_MARGIN 1.3
 int dp_judgement_marginal(const dp_judgement *j);
 
-/* Is failed tensor b more informative than failed tensor a (may be NULL)? Unwritten or non-finite
- * entries come first, then errors above a bound, then errors above the expected ones. */
-int dp_judgement_says_more(const dp_judgement *a, const dp_judgement *b);
-
 /* The row that failed, or the row with the largest error. */
 const dp_row *dp_judgement_row(const dp_judgement *j);
 

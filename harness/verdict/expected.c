@@ -255,10 +255,9 @@ static void put_pairs(const dp_drawn_run *x, dp_sim *s, int back) {
                   *const *H = x->pairs.of[back ? DP_RANK_DH : DP_RANK_H],
                   *const *first = x->pairs.begins[back];
     for (int64_t i = 0; i < x->N * HV; i++) {
-        const int r = (int)(i / HV);
-        const int begins =
-            back ? dp_sim_ends_here(s, r, 0) : dp_sim_starts_here(s, r, s->ctx[r].nlocal - 1);
-        if (!dp_sim_gets(s, !back, r)) continue; /* it sends nothing */
+        const dp_context *c = &s->ctx[i / HV];
+        const int begins = c->nlocal > 1 || (back ? c->is_last : c->is_first);
+        if (back ? c->is_first : c->is_last) continue; /* it sends nothing */
         const double *leaves = back ? x->dS + i * KV : x->S + (i + HV) * KV;
         double *const *from = begins ? first : M;
         dp_sim_replace(&(back ? s->dM : s->M)[i], from ? dp_copy(from[i], KK) : NULL);

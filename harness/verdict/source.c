@@ -392,22 +392,25 @@ static int source_whose_values(const dp_wrong_rows *x, const dp_source_values *w
 
 /* ---- decays ---------------------------------------------------------------------------------- */
 
-/* What chunk g adds to a state, backward to its gradient: [K][V] to A. */
-static void added(const dp_sim *s, int g, int hv, int back, double *A) {
-    const dp_problem *p = s->p;
-    DP_OWN double *dout = dp_doubles((int64_t)DP_CHUNK * p->V);
-    memset(A, 0, sizeof *A * (size_t)p->K * (size_t)p->V);
-    if (back) {
-        dp_sim_gather_do(s, g, hv, dout);
-        dp_chunk_state_bwd(dp_sim_chunk(s, g, hv), dout, A, NULL);
-    } else
-        dp_chunk_state(dp_sim_chunk(s, g, hv), A, NULL);
-}
-
 /* A place's chunks, from the first one of a reference's on. */
 typedef struct {
     int g, hv, n;
 } chunks;
+static const dp_chunk *chunk_of(const dp_sim *s, chunks x, int i) {
+    return dp_sim_chunk(s, x.g + i, x.hv);
+}
+
+/* A [K][V] <- the addition of chunk i to a state, backward to its gradient. */
+static void added(const dp_sim *s, chunks x, int i, int back, double *A) {
+    const dp_problem *p = s->p;
+    DP_OWN double *dout = dp_doubles((int64_t)DP_CHUNK * p->V);
+    memset(A, 0, sizeof *A * (size_t)p->K * (size_t)p->V);
+    if (back) {
+        dp_sim_gather_do(s, x.g + i, x.hv, dout);
+        dp_chunk_state_bwd(chunk_of(s, x, i), dout, A, NULL);
+    } else
+        dp_chunk_state(chunk_of(s, x, i), A, NULL);
+}
 
 /* M (state 0) or H (state 1), back: dM, dH, of chunks with the decays of others. Every operation is
  * exact here. */
@@ -420,13 +423,12 @@ static void product(const dp_sim *s, chunks own, chunks other, int back, int sta
         X[(int64_t)x * K + x] = 1;
     for (int z = 0; z < own.n; z++) {
         const int i = back ? own.n - 1 - z : z;
-        const dp_chunk *ch = dp_sim_chunk(s, own.g + i, own.hv),
-                       *with = dp_sim_chunk(s, other.g + i, other.hv);
+        const dp_chunk *ch = chunk_of(s, own, i), *with = chunk_of(s, other, i);
         dp_chunk_M(ch, F);
         for (int x = 0; x < K; x++)
             F[(int64_t)x * K + x] += with->eC[x] - ch->eC[x];
         dp_mm(DP_FP64, back, 0, K, n, K, F, X, P);
-        if (state) added(s, own.g + i, own.hv, back, A);
+        if (state) added(s, own, i, back, A);
         for (int64_t y = 0; y < Kn; y++)
             X[y] = P[y] + A[y];
     }
