@@ -154,20 +154,6 @@ DP_TEST(vocabulary, the_report_has_the_operations_of_the_table) {
     expect("NO_RANKS", &got, &ranks);
 }
 
-/* The order of the rows of scripts/power: every result, and stages that a record has. */
-DP_TEST(vocabulary, the_table_of_power_has_every_result) {
-    words got;
-    int results = 0;
-    REQUIRE(quoted("scripts/power", "order = [", "]", &got), "no order");
-    for (int i = 0; i < got.n; i++) {
-        const int result = dp_result_find(got.word[i]) >= 0;
-        CHECK(result || dp_stage_tensor_find(got.word[i]) >= 0, "scripts/power: %s is no tensor",
-              got.word[i]);
-        results += result;
-    }
-    CHECK(results == DP_NRESULTS, "scripts/power has %d of %d results", results, DP_NRESULTS);
-}
-
 /* ---- lists as text --------------------------------------------------------------------------- */
 
 DP_TEST(vocabulary, a_word_is_listed_whole) {
