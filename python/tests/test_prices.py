@@ -59,14 +59,14 @@ def test_no_piece_is_shorter_than_allowed() -> None:
 
 
 def test_guards_and_rule_side_by_side() -> None:
-    both = deltaproof.pieces([16384], heads=4)
+    both = deltaproof.pieces([32768], heads=8, one_gate=True)
     assert both["guards"] == {
         "why": "cut",
         "says": "cut",
-        "pieces": 16,
-        "most_chunks": 16,
+        "pieces": 8,
+        "most_chunks": 64,
     }
-    assert both["forward"]["segments"] == 16 and both["difference"] == ""
+    assert both["forward"]["segments"] == 8 and both["difference"] == ""
     short = deltaproof.pieces([15000], heads=4)
     assert short["guards"]["why"] == "short" and short["forward"]["segments"] == 14
     assert short["forward"]["ms"] < short["forward"]["whole_ms"]
