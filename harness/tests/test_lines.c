@@ -45,8 +45,8 @@ static void runs(const char *where, const char *command) {
         dir, 60,
         "export PATH=$PWD/bin:$PATH; mkdir -p build/verify; cp before/results.json build/verify; "
         "cat >line <<'E'\n%s\nE\n"
-        "timeout " LIMIT " bash line",
-        command);
+        "%s bash line", /* a compiler that is stopped leaves half a library */
+        command, strncmp(command, "cc ", 3) ? "timeout " LIMIT : "");
     const int idle = strstr(at_out, "there is nothing to shrink") != NULL; /* mine is right */
     CHECK(s == 0 || s == 1 || s == 124 || idle, "%s: %s: status %d: %.600s", where, command, s,
           at_out);
