@@ -17,7 +17,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from plugin import Stop
-from problems import RECURRENCES, write_recurrence
+from problems import RECURRENCES, TWINS, write_recurrence
 
 Format = collections.namedtuple("Format", "base chunked recurrent stored")
 FORMATS = {
@@ -28,11 +28,11 @@ FORMATS = {
     "tf32-bf16": Format("bf16", "chunk64-tf32", None, "BF16"),
 }
 CHUNKS = (16, 32, 64, 128, 256)
-TOKENS = ("o", "dq", "dk", "dv", "dg", "dbeta", "derase", "dwrite", "dlr_a", "dlr_b")
+WIDE = ("final_state", "ds0", "dA_log", "ddt_bias")  # fp32, and not of tokens
 
 
-def designs_of(fmt):
-    """Names and texts of the plug-in's designs in a format."""
+def designs_of(fmt, twin=False):
+    """Names and texts of the plug-in's designs in a format; the twins compute some of them."""
     _, chunked, recurrent, _ = FORMATS[fmt]
     found = {}
     for fast, name in ((0, ""), (1, "-fast")):
@@ -40,6 +40,8 @@ def designs_of(fmt):
             found["chunk%d%s" % (c, name)] = "%s,chunk=%d,fast=%d" % (chunked, c, fast)
         if recurrent:
             found["recurrent" + name] = "%s,fast=%d" % (recurrent, fast)
+    if twin:
+        return {n: found[n] for n in ("recurrent", "chunk16", "chunk32", "chunk64") if n in found}
     if fmt in ("bf16", "fp16"):
         found["merged"] = chunked + ",inverse=merged"
         found["merged128-fast"] = chunked + ",inverse=merged,chunk=128,fast=1"
@@ -240,9 +242,24 @@ def shuffled(shape, x, seed):
     return None if rows == before else [v for row in rows for v in row]
 
 
-def altered(kind, name, shape, x, chunk):
+def another(name, right):
+    """A gradient of the same shape; None: there is none."""
+    like = [n for n, (s, x) in right.items() if n[0] == name[0] == "d" and s == right[name][0]]
+    return right[like[like.index(name) - 1]][1] if len(like) > 1 else None
+
+
+def altered(kind, name, right, chunk):
     """The tensor of a wrong kernel; None: it has no such place."""
-    tokens = name in TOKENS
+    tokens, (shape, x) = name not in WIDE, right[name]
+    if kind == "another":
+        return another(name, right)
+    if kind == "heads-swapped" and name not in ("dA_log", "ddt_bias") and shape[1] > 1:
+        width = len(x) // (shape[0] * shape[1])
+        pieces = [x[i : i + width] for i in range(0, len(x), width)]
+        step = [i + 1 if (i + 1) % shape[1] else i + 1 - shape[1] for i in range(len(pieces))]
+        return [v for i in step for v in pieces[i]]
+    if kind == "last-lost" and tokens:
+        return scaled(shape, x, 0, lambda t: t == shape[0] - 1, 0)
     if kind == "zeros":
         return [0.0] * len(x)
     if kind == "times-1.5":
@@ -273,6 +290,10 @@ ALTERATIONS = [
     "faint-zero",
     "channel-2%",
     "first-1%",
+    "another",
+    "heads-swapped",
+    "last-lost",
+    "other-rule",
 ]
 
 
@@ -296,14 +317,20 @@ class Files:
     def inputs(self, op, seed):
         problem = write_recurrence(os.path.join(self.a.out, "cases"), op, seed)
         stem = os.path.join(problem.folder, problem.name)
-        done = subprocess.run(
-            [self.a.program, "inputs", stem + ".case", "-o", stem + ".safetensors"],
-            capture_output=True,
-            text=True,
-        )
+        command = [self.a.program, "inputs", stem + ".case", "-o", stem + ".safetensors"]
+        command += ["--recurrence", op] if op in TWINS else []
+        done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise Stop(done.stderr.strip())
-        return Inputs(stem + ".safetensors", op, problem.hash)
+        if op not in TWINS:
+            return Inputs(stem + ".safetensors", op, problem.hash)
+        try:
+            from twins import Twin
+        except ImportError as e:
+            raise Stop("%s: %s" % (op, e)) from e
+        return Twin(
+            stem + ".safetensors", op, problem.hash, *read_safetensors(stem + ".safetensors")
+        )
 
     def words_of(self, fmt, design):
         """None: there are none."""
@@ -312,9 +339,10 @@ class Files:
             words = ",".join(w for w in words.split(",") if not w.endswith("=fp16"))
         return "chunk=64" if words == "" else words
 
-    def command(self, inputs, outputs, fmt, design, declared):
+    def command(self, op, inputs, outputs, fmt, design, declared):
         command = [self.a.program, "judge", "--inputs", inputs, "--outputs", outputs]
         command += ["--base", FORMATS[fmt].base, "--why", "0"]
+        command += ["--recurrence", op] if op in TWINS else []
         return command + (["--design", self.words_of(fmt, design)] if declared else [])
 
     def judge(self, what, inputs, outputs, declared):
@@ -323,7 +351,7 @@ class Files:
         if identity in self.rows:
             return self.rows[identity]
         fmt, design = what[3], what[5]
-        command = self.command(inputs, outputs, fmt, design, declared) + ["--json", "-"]
+        command = self.command(what[0], inputs, outputs, fmt, design, declared) + ["--json", "-"]
         command += ["--cache", self.a.cache] if self.a.cache else []
         done = subprocess.run(
             command, capture_output=True, text=True, env=dict(os.environ, OMP_NUM_THREADS="1")
@@ -347,7 +375,7 @@ class Files:
         short = FORMATS[fmt].stored
         made = {}
         for name, (shape, x) in tensors.items():
-            dtype = short if name in TOKENS else "F32"
+            dtype = "F32" if name in WIDE else short
             made[name] = (dtype, shape, [to_bf16(v) for v in x] if dtype == "BF16" else x)
         write_safetensors(path, made)
 
@@ -358,7 +386,12 @@ class Files:
         for kind in kinds:
             stem = "%s-%04d-%s-%s%s" % (inputs.op, seed, fmt, name, kind and "-" + kind)
             path = os.path.join(self.a.out, "cases", stem + ".out.safetensors")
-            self.write(path, altered_all(kind, right, design), fmt)
+            made = altered_all(kind, right, design)
+            if kind == "other-rule" and inputs.op in TWINS and "recurrent" in design:
+                made = inputs.run(self.plugin, design, True)
+            if not made:
+                continue
+            self.write(path, made, fmt)
             what = [inputs.op, seed, inputs.hash, fmt, name, design, kind]
             for declared in ways(fmt, self.words_of(fmt, design)):
                 if declared and self.a.undeclared or not declared and self.a.declared:
@@ -375,7 +408,7 @@ class Files:
         op, seed, _, fmt, name, design, _ = row["what"]
         stem = os.path.join(self.a.keep or ".", "%s-%04d" % (op, seed))
         outputs = "%s-%s-%s.out.safetensors" % (stem, fmt, name)
-        command = self.command(stem + ".safetensors", outputs, fmt, design, row["declared"])
+        command = self.command(op, stem + ".safetensors", outputs, fmt, design, row["declared"])
         return " ".join(["deltaproof", *command[1:]])
 
     def mine(self):
@@ -406,7 +439,7 @@ def altered_all(kind, right, design):
     if not kind:
         return right
     chunk = int((design.split("chunk=")[1:] or ["64"])[0].split(",")[0])
-    made = {n: altered(kind, n, s, x, chunk) for n, (s, x) in right.items()}
+    made = {n: altered(kind, n, right, chunk) for n in right}
     return {n: (right[n][0], x) for n, x in made.items() if x is not None}
 
 
@@ -468,10 +501,10 @@ def command_files(a, plugin):
     files, tasks = Files(a, plugin), []
     kinds = ([] if a.wrong == "only" else [""]) + (ALTERATIONS if a.wrong else [])
     for seed in range(a.seed, a.seed + max(a.generated, 1)):
-        for op in a.recurrences or RECURRENCES:
+        for op in a.recurrences or RECURRENCES + TWINS:
             inputs = files.inputs(op, seed)
             for fmt in a.formats or FORMATS:
-                for name, design in designs_of(fmt).items():
+                for name, design in designs_of(fmt, op in TWINS).items():
                     if not a.designs or name in a.designs:
                         tasks.append((inputs, seed, fmt, name, design, kinds))
     end = time.time() + a.seconds

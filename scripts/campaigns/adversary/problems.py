@@ -8,6 +8,7 @@ import struct
 
 from plugin import Stop
 
+TWINS = ["rwkv7", "comba", "oja", "mamba3"]  # twins.py
 RECURRENCES = ["gdn", "kda", "mkda", "gdn2", "gla", "ssd", "gated-deltaproduct", "dplr"]
 
 
@@ -57,8 +58,8 @@ class Problem:
         return self.keys.get("keys") == "exact"
 
 
-def gate_lines(rng):
-    gate = rng.choice(["log", "log", "softplus", "softplus", "lower_bound"])
+def gate_lines(rng, forms=("log", "log", "softplus", "softplus", "lower_bound")):
+    gate = rng.choice(forms)
     lines = ["gate = " + gate]
     if gate == "log":
         lines.append("g_scale = %g" % rng.choice([1e-4, 1e-3, 0.01, 0.05, 0.3, 2]))
@@ -162,13 +163,19 @@ def recurrence_text(op, seed):
     R = rng.choice([2, 3]) if op in MANY_KEYS else 1
     T = rng.choice([70, 96, 130, 200, 300, 520, 700])
     H = rng.choice([1, 2]) if T < 300 else 1
-    HV = H if op == "dplr" else H * rng.choice([1, 2])
-    lines = ["reason = generated problem", "source = adversary/run files", "op = " + op]
+    HV = H if op in ("dplr", *TWINS) else H * rng.choice([1, 2])
+    lines = [
+        "reason = generated problem",
+        "source = adversary/run files",
+        "op = " + ("dplr" if op in TWINS else op),
+    ]
     lines += ["seed = %d" % (50000 + seed), "T = %d" % T, "H = %d" % H, "HV = %d" % HV]
     lines += ["K = %d" % rng.choice([16, 32]), "V = %d" % rng.choice([16, 24, 32])]
     lines += ["R = %d" % R, "dtype = bf16", "ranks = 1", "base = fp32,bf16", "chain = fp32"]
-    lines += gate_lines(rng) + (beta_lines(rng, R) if op in BY_BETA else [])
-    if op not in ("dplr", "gla", "ssd"):
+    lines += gate_lines(rng, *(["log"],) * (op in TWINS)) + (
+        beta_lines(rng, R) if op in BY_BETA else []
+    )
+    if op not in ("dplr", "gla", "ssd", *TWINS):
         lines += ["l2norm = yes", "keys = %s" % rng.choice(["random", "correlated", "subspace"])]
     elif rng.random() < 0.3:
         lines.append("qk_decades = 3")
