@@ -253,7 +253,7 @@ def altered(kind, name, right, chunk):
     tokens, (shape, x) = name not in WIDE, right[name]
     if kind == "another":
         return another(name, right)
-    if kind == "heads-swapped" and name not in ("dA_log", "ddt_bias") and shape[1] > 1:
+    if kind == "swap-heads" and name not in ("dA_log", "ddt_bias") and shape[1] > 1:
         width = len(x) // (shape[0] * shape[1])
         pieces = [x[i : i + width] for i in range(0, len(x), width)]
         step = [i + 1 if (i + 1) % shape[1] else i + 1 - shape[1] for i in range(len(pieces))]
@@ -291,7 +291,7 @@ ALTERATIONS = [
     "channel-2%",
     "first-1%",
     "another",
-    "heads-swapped",
+    "swap-heads",
     "last-lost",
     "other-rule",
 ]
@@ -475,8 +475,23 @@ def show_alarms(files, rows):
     for key in sorted(count):
         if bad[key] or unjudged[key]:
             print("  %-19s %-9s %-14s %-10s" % key, bad[key], unjudged[key], count[key])
+    if count:
+        show_worst([r for r in rows if not r["what"][-1]])
     totals = [sum(c.values()) for c in (bad, unjudged, count)]
     print("all: %d failed, %d not judged, of %d" % tuple(totals))
+
+
+def show_worst(rows):
+    """Runs of right kernels, and the largest error over the limit of the expected tier."""
+    found = collections.defaultdict(list)
+    for r in rows:
+        excess = [t[3] or 0 for t in r["tensors"].values()]
+        found[r["what"][0], r["what"][3]].append(max(excess, default=0))
+    formats = [f for f in FORMATS if any(f == fmt for _, fmt in found)]
+    print("\n| recurrence | %s |\n|%s" % (" | ".join(formats), " --- |" * (len(formats) + 1)))
+    for op in dict.fromkeys(op for op, _ in found):
+        cells = ["%d, %.2f" % (len(x), max(x, default=0)) for x in (found[op, f] for f in formats)]
+        print("| %s | %s |" % (op, " | ".join(cells)))
 
 
 def show_passing(rows):

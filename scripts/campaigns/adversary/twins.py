@@ -276,13 +276,13 @@ class Twin:
         for n, y in found[0].items():
             if not np.abs(y - found[1][n]).max() <= 1e-9 * np.abs(y).max():
                 raise Stop("%s: %s of loop and chunks differ" % (self.op, n))
-        for n in sorted(set(x) - {"do", "dht"}):
-            by = rng.standard_normal(x[n].shape)
-            _, _, o, final = self.outputs(x | {n: x[n] + 1e-30j * by}, 0)
-            step = (o.x * x["do"]).sum().imag + (final.x * x["dht"]).sum().imag
-            mine = found[0][{"initial_state": "ds0"}.get(n, "d" + n)] * by
-            if not abs(step * 1e30 - mine.sum()) <= 1e-9 * np.abs(mine).sum():
-                raise Stop("%s: d%s is not the complex step's" % (self.op, n))
+        names = {"d" + n: n for n in x if n not in OTHERS} | {"ds0": "initial_state"}
+        by = {n: rng.standard_normal(x[n].shape) for n in names.values()}
+        _, _, o, final = self.outputs(x | {n: x[n] + 1e-30j * y for n, y in by.items()}, 0)
+        step = (o.x * x["do"]).sum().imag + (final.x * x["dht"]).sum().imag
+        terms = np.concatenate([(found[0][d] * by[n]).ravel() for d, n in names.items()])
+        if not abs(step * 1e30 - terms.sum()) <= 1e-12 * np.abs(terms).sum():
+            raise Stop("%s: gradients are not the complex step's" % self.op)
 
     def run(self, _, design, other=False):
         """{name: (shape, numbers)}"""
