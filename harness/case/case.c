@@ -676,7 +676,8 @@ static dp_status case_check(const dp_casefile *f, dp_case *c, dp_err *e) {
                 char at[96];
                 dp_case_input_index(&s[i], j, at, sizeof at);
                 return dp_casefile_refuse(f, f->data ? "data" : "override", e,
-                                          "%s%s = %g: not finite, and nonfinite = allow is not set",
+                                          "%s%s = %g: not finite, and this is no case with "
+                                          "nonfinite = allow",
                                           s[i].field->name, at, (*s[i].where)[j]);
             }
     if (!c->op->has_problem) return DP_OK;

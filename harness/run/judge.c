@@ -553,7 +553,7 @@ static dp_status unfold_queries(dp_tensorfile *in, dp_tensorfile *out, judge_set
                            out->path, name);
         if (log && dp_result_find(name) == DP_RESULT_DG)
             return dp_fail(e, DP_EINPUT,
-                           "%s: tensor %s: with several query heads a value head dg "
+                           "%s: tensor %s: with several query heads a value head it "
                            "is judged of raw gates alone: leave it out",
                            out->path, name);
     }

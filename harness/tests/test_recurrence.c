@@ -661,6 +661,7 @@ DP_TEST(recurrence, errors_name_line_and_word) {
         {"recurrence a\nquery q\ngate g\n", "mine:3: '' must be per channel or per head"},
         {"recurrence a\nquery q\nkeys a a\n", "mine:3: 'a' is there already"},
         {"recurrence a\nquery do\n", "mine:2: 'do' is the name of something else in files"},
+        {"recurrence a\nquery previous_q\n", "mine:2: 'previous_q' is the name of something"},
         {"recurrence a\nkeys a b c d e\n", "mine:2: 'keys' names 5 inputs, must be 1 to 4"},
         {HEAD "norm c\n", "mine:6: 'c' is none of query and keys, which a line before must name"},
         {HEAD "norm k eps 0\n", "mine:6: '0' is no eps: a number from 1e-30 to 1"},

@@ -176,8 +176,7 @@ class Contract:
             raise TypeError(f"recurrence={self.recurrence!r}: must be a deltaproof.Recurrence")
         _check_device(self.device)
         if self.recurrence and getattr(self.fn, "recurrence", None) != self.recurrence:
-            own = self.recurrence.names()
-            back = {x: n for n, x in own.items()}
+            own, back = self.recurrence.names(), self.recurrence.in_problem()
             known = [own.get(n, n) for n in OUTPUTS]
             outputs = [back.get(n, n) for n in names_of("outputs", self.outputs, known)]
             object.__setattr__(self, "outputs", outputs)
@@ -255,8 +254,7 @@ class Contract:
         """{name: array in the shape that is wanted}. Unsupported; whatever fn raises; ValueError
         where it returns something else than it says."""
         if self.recurrence:
-            own = self.recurrence.names()
-            back = {x: n for n, x in own.items()}
+            own, back = self.recurrence.names(), self.recurrence.in_problem()
             wanted = {back.get(n, n): s for n, s in problem.wanted.items()}
             made = self._called(replace(problem, wanted=wanted))
             return {own.get(n, n): x for n, x in made.items()}

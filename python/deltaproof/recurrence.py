@@ -113,25 +113,40 @@ class Recurrence:
         return "\n".join(lines) + "\n"
 
     def names(self) -> dict[str, str]:
-        """{name in a problem: name here} of inputs and gradients."""
-        along = {"do": self.query, "q": "do", "o": f"d{self.query}", "dq": "o"}
+        """{name in a problem: name here} of inputs and results."""
+        return self._given() | self._made()
+
+    def in_problem(self) -> dict[str, str]:
+        """{name here: name in a problem} of results."""
+        return {x: n for n, x in self._made().items()}
+
+    def _made(self) -> dict[str, str]:
+        made = {GRADIENTS.get(n, f"d{n}"): f"d{x}" for n, x in self._own().items()}
+        along = {"o": f"d{self.query}", "dq": "o"}  # ref/vocabulary/recurrence.h
+        return made | (along if self.along_values else {})
+
+    def _given(self) -> dict[str, str]:
+        own = self._own()
+        before = {f"previous_{n}": f"previous_{x}" for n, x in own.items()}
+        along = {"do": self.query, "q": "do"}
+        return own | before | (along if self.along_values else {})
+
+    def _own(self) -> dict[str, str]:
         own = {"q": self.query, "g": self.gate}
         own |= dict(zip(KEYS, self.keys, strict=False))
         own |= dict(zip(VALUES, self.values, strict=False))
         own |= dict(zip(NUMBERS, self.numbers, strict=False))
-        own |= {"angle": self.angle} if self.angle else {}
-        before = {f"previous_{n}": f"previous_{x}" for n, x in own.items()}
-        all_of = own | before | {GRADIENTS.get(n, f"d{n}"): f"d{x}" for n, x in own.items()}
-        return all_of | (along if self.along_values else {})  # ref/vocabulary/recurrence.h
+        return own | ({"angle": self.angle} if self.angle else {})
 
     def wrapped(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """fn, whose parameters and results have names here, under those of a problem."""
-        own = self.names()
+        own, results = self._given(), self.in_problem()
         back = {x: n for n, x in own.items()}
 
         def under_names_of_a_problem(**given: Any) -> Any:
             made = fn(**{own.get(n, n): x for n, x in given.items()})
-            return {back.get(n, n): x for n, x in made.items()} if isinstance(made, dict) else made
+            named = isinstance(made, dict)
+            return {results.get(n, n): x for n, x in made.items()} if named else made
 
         given = inspect.signature(fn).parameters.values()
         parameters = [

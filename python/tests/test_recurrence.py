@@ -231,7 +231,7 @@ def test_several_query_heads_a_value_head_forward_and_backward(gate: str) -> Non
     if gate == "lower_bound":
         said["lower_bound"] = -2
     if gate == "log":
-        with pytest.raises(ValueError, match="dg is judged of raw gates alone"):
+        with pytest.raises(ValueError, match="dg: .* it is judged of raw gates alone"):
             assert_explained(x, y, **said)
         del y["dg"]
     got = assert_explained(x, y, **said)
@@ -368,6 +368,18 @@ def test_gradients_of_one_s_own_names_run_and_shrink(tmp_path: Path) -> None:
     assert found.status == 1 and "dkk" in found.text
     small = shrink(lacks, "dplr-t65", output=str(tmp_path / "small.case"), tries=60, **own)
     assert small.status == 0 and (tmp_path / "small.case").exists(), small.text
+
+
+def test_an_input_may_have_the_name_of_another_one_s_gradient() -> None:
+    """As p and dp: results alone are gradients."""
+    named: dict[str, Any] = vars(COMBA) | {"keys": ("k", "dk")}
+    named["rows"] = tuple({n: x.replace("p", "dk") for n, x in y.items()} for y in COMBA.rows)
+
+    def renamed(q: Any, k: Any, dk: Any, v: Any, g: Any, beta: Any, scale: Any) -> Arrays:
+        return comba_kernel(q, k, dk, v, g, beta, scale)
+
+    found = run(renamed, "dplr-t65", recurrence=Recurrence(**named), **OWN)
+    assert found.passed, found.text
 
 
 def test_inputs_of_a_case_with_rows_of_its_own_have_their_names(tmp_path: Path) -> None:

@@ -61,14 +61,14 @@ static int input_named(const dp_user_recurrence *y, const char *name, size_t n) 
     return -1;
 }
 
-/* A name that files have for something else, or d and it. */
+/* A name that files have for something else, or d and it; that of an input in a session's calls. */
 static int is_taken(const char *name) {
     static const char *const TAKEN[] = {"o", "do",     "final_state",   "ht",  "s0",    "h0",
                                         "A", "state",  "initial_state", "dht", "A_log", "bias",
                                         "h", "dstate", "cu_seqlens",    "M",   "H",     "dt_bias"};
     for (int i = 0; i < COUNT(TAKEN); i++)
         if (!strcmp(name, TAKEN[i])) return 1;
-    return 0;
+    return !strncmp(name, "previous_", strlen("previous_"));
 }
 
 static dp_status add_name(reader *r, const char *name, dp_input_id at) {
