@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 int dp_refuse(const dp_err *e) {
@@ -332,12 +333,26 @@ static dp_status find_case(const char *dir, const char *name, char **path, dp_er
     return e->code;
 }
 
+/* Is path one of these files, by whatever name? */
+static int is_among(char *const *paths, int n, const char *path) {
+    struct stat a, b;
+    for (int i = 0; i < n; i++)
+        if (!stat(paths[i], &a) && !stat(path, &b) && a.st_dev == b.st_dev && a.st_ino == b.st_ino)
+            return 1;
+    return 0;
+}
+
 dp_status dp_options_cases(const dp_options *o, char ***paths, int *n, dp_err *e) {
     if (!o->nname) return dp_case_find_all(dp_options_folder(o), paths, n, e);
     *paths = dp_calloc((size_t)o->nname, sizeof **paths);
-    *n = o->nname;
-    for (int i = 0; i < o->nname; i++)
-        if (find_case(dp_options_folder(o), o->name[i], &(*paths)[i], e)) return e->code;
+    *n = 0;
+    for (int i = 0; i < o->nname; i++) {
+        DP_OWN char *path = NULL;
+        if (find_case(dp_options_folder(o), o->name[i], &path, e)) return e->code;
+        if (is_among(*paths, *n, path)) continue;
+        (*paths)[(*n)++] = path;
+        path = NULL;
+    }
     return DP_OK;
 }
 

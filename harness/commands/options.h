@@ -215,7 +215,7 @@ const char *dp_options_folder(const dp_options *o);
 const dp_truth_pick *dp_options_truth(const dp_options *o);
 /* The stream of printed tables: standard error if the record goes to standard output. */
 FILE *dp_options_table(const dp_options *o);
-/* The files of the named cases, or of all cases if none is named; each and the list to be freed. */
+/* The files of the named cases, each once, or of all cases; each and the list to be freed. */
 dp_status dp_options_cases(const dp_options *o, char ***paths, int *n, dp_err *e);
 
 /* The single run of options with `one`. Settings without an option are the library's claims, else

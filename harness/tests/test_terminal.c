@@ -41,6 +41,8 @@ DP_TEST(terminal, mistyped_words_are_answered_with_what_was_meant) {
     CHECK(run("judge --ouptuts x 2>&1") == 2 && strstr(out, "did you mean --outputs?"), "%s", out);
     CHECK(run("run smoke-kda --verb 2>&1 | tail -n 1") == 0 && strstr(out, "VERDICT: PASS"),
           "a beginning of an option no longer does: %s", out);
+    CHECK(run("run t1 t1 cases/t1.case --ranks 1 2>&1 | grep -c '^t1 '") == 0 && *out == '1',
+          "a case is run once: %s", out);
 }
 
 DP_TEST(terminal, every_command_has_help_with_an_example_in_80_columns) {
