@@ -148,4 +148,7 @@ def main() -> None:
 
         sys.exit(captured(sys.argv[1], sys.argv[2:]))
     path = program()
+    if os.path.realpath(path) == os.path.realpath(sys.argv[0]):  # which would start itself forever
+        print(f"{path}: is the command, not the program: unset DELTAPROOF", file=sys.stderr)
+        sys.exit(2)
     os.execve(path, ["deltaproof"] + sys.argv[1:], environment())

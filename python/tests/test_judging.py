@@ -483,3 +483,12 @@ def test_arrays_of_other_libraries_and_byte_orders_are_read(form: Any) -> None:
     assert judge(given, {"o": form(o * np.float32(1.1))}, base="fp32", why=0, **SAID).status == 1
     with pytest.raises(ValueError, match="complex64 is none of"):
         judge(given, {"o": form(o.astype(np.complex64))}, base="fp32", **SAID)
+
+
+def test_the_command_does_not_start_itself(tmp_path: Path) -> None:
+    command = tmp_path / "deltaproof"
+    command.write_text(f"#!{sys.executable}\nfrom deltaproof.program import main\nmain()\n")
+    command.chmod(0o755)
+    env = dict(os.environ) | {"DELTAPROOF": str(command)}
+    done = subprocess.run([command], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "is the command, not the program" in done.stderr
