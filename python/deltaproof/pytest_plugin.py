@@ -213,7 +213,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for test in session.unjudged:
         terminalreporter.write_line(f"{test}: could not be judged", yellow=True)
     for test in session.silent:
-        terminalreporter.write_line(f"{test}: takes deltaproof, judges nothing", yellow=True)
+        line = f"{test}: takes deltaproof, judges nothing in this process"
+        terminalreporter.write_line(line, yellow=True)
     lost = f", {len(session.unjudged)} could not be judged" if session.unjudged else ""
     lost += f", {len(session.silent)} judged nothing" if session.silent else ""
     terminalreporter.write_line(f"{judged} judged, {len(session.failed)} failed{lost}")

@@ -128,7 +128,7 @@ def test_later(after):
 def test_what_judges_nothing_is_told_and_checks_are_judged(tmp_path: Path) -> None:
     done = run(tmp_path, tests=CHECKS)
     assert "3 judged, 1 failed, 1 judged nothing" in done.stdout, done.stdout
-    assert "test_idle: takes deltaproof, judges nothing" in done.stdout
+    assert "test_idle: takes deltaproof, judges nothing in this process" in done.stdout
     assert "test_zeros: differ: beyond, first o" in done.stdout and "test_alone" not in done.stdout
 
 
