@@ -331,20 +331,31 @@ DP_TEST(report, missing_and_empty_files_are_refused) {
           "%s", out);
 }
 
-DP_TEST(report, contradiction_between_totals_and_runs_is_said) {
+DP_TEST(report, contradictions_in_a_record_are_said) {
     NEED_MATPLOTLIB();
-    char *record = slurp(RECORD), *text, *html, dir[512], path[600], out[4096];
+    static const struct {
+        const char *after, *from, *to, *says;
+    } t[] = {
+        {"\"totals\"", "\"pass\": 13", "\"pass\": 14",
+         "The record&#39;s totals (pass 14, fail 1, skipped 1, unjudged 1) disagree with its runs"},
+        {"\"totals\"", "\"verdict\": \"fail\"", "\"verdict\": \"pass\"",
+         "The record&#39;s verdict is pass although results fail."},
+        {"merge=allgather\", \"case\": \"kda-long\"", "\"verdict\": \"fail\"",
+         "\"verdict\": \"pass\"", "VERDICT: FAIL (13 passed, 1 failed"},
+    };
+    char *record = slurp(RECORD), dir[512], path[600], out[4096];
     REQUIRE(record, "%s cannot be read", RECORD);
-    text = edited(record, "\"totals\"", "\"pass\": 13", "\"pass\": 14");
-    REQUIRE(text, "the totals are not where the test looks");
-    CHECK(report_on("totals", text, dir, sizeof dir, out, sizeof out) == 0, "%s", out);
-    snprintf(path, sizeof path, "%s/report.html", dir);
-    html = slurp(path);
-    CHECK(html && strstr(html, "The record&#39;s totals (pass 14, fail 1, skipped 1, unjudged 1) "
-                               "disagree with its runs"),
-          "not said");
-    free(html);
-    free(text);
+    for (unsigned i = 0; i < sizeof t / sizeof *t; i++) {
+        char *text = edited(record, t[i].after, t[i].from, t[i].to);
+        REQUIRE(text, "%s is not where the test looks", t[i].from);
+        CHECK(report_on("edited", text, dir, sizeof dir, out, sizeof out) == 0, "%s", out);
+        snprintf(path, sizeof path, "%s/report.html", dir);
+        char *html = slurp(path);
+        CHECK(html && strstr(html, t[i].says), "not said: %s", t[i].says);
+        CHECK(html && strstr(html, "VERDICT: FAIL"), "%s: %s passes", t[i].from, t[i].says);
+        free(html);
+        free(text);
+    }
     free(record);
 }
 

@@ -147,8 +147,7 @@ def contents(
 
 def contradiction(rec: Record) -> list[str]:
     """A record whose totals or verdict disagree with its own runs says so at the top; the page
-    counts
-    runs."""
+    counts runs."""
     c, out = rec.counts(), []
     if any(rec.totals[v] != c[v] for v in VERDICTS):
         totals = ", ".join(f"{v} {rec.totals[v]}" for v in VERDICTS)
@@ -156,8 +155,11 @@ def contradiction(rec: Record) -> list[str]:
             f"The record's totals ({totals}) disagree with its runs; "
             "the numbers here count the runs."
         )
-    if rec.verdict == "pass" and c["fail"]:
-        out.append("The record's verdict is pass although runs fail.")
+    if rec.verdict != rec.said:
+        out.append("The record's verdict is pass although results fail.")
+    twice = len(rec.runs) - len({r["id"] for r in rec.runs})
+    if twice:
+        out.append(f"{plural(twice, 'run')} in the record beside one of the same ID.")
     if rec.errors:
         cases, verb = plural(rec.errors, "case"), "is" if rec.errors == 1 else "are"
         out.append(

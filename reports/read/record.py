@@ -77,7 +77,8 @@ _of = schema.of(_SCHEMA, NEED, {"policy": texts, "expected": _expected, "tensor"
 class Record:
     """The checked record: .program .created .seconds .verdict .totals .errors .cases {name: case}
     .runs (in file order, with run["n"] = index) .pooled (tensors over many cases). The cases stand
-    in .listed as they are written; .digest is "" where there is none."""
+    in .listed as they are written; .digest is "" where there is none. A run fails if a tensor of it
+    does, the record if anything in it does; .said is its own word."""
 
     def __init__(self, d: dict[str, Any]) -> None:
         self._of: dict[str, list[Run]] = {}  # by case
@@ -90,7 +91,7 @@ class Record:
         self.pooled = d.get("pooled") or []
         self.listed = {"cases": d["cases"], "pooled": self.pooled}
         self.digest = (d.get("digest") or {}).get("value") or ""
-        self.verdict, self.totals, self.errors = d["verdict"], d["totals"], d.get("errors") or 0
+        self.said, self.totals, self.errors = d["verdict"], d["totals"], d.get("errors") or 0
         self.cases, self.runs = {c["name"]: c for c in d["cases"]}, d["runs"]
         for n, r in enumerate(self.runs):
             r["n"], r["ranks"] = n, r.get("ranks") or 1
@@ -100,8 +101,12 @@ class Record:
                 x.setdefault("rel", None)
             for x in r["tensors"]:
                 x.setdefault("rel_fro", None)
+            if r["verdict"] == "pass" and _fails(r["tensors"]):
+                r["verdict"] = "fail"
             self._of.setdefault(r["case"], []).append(r)
             self.cases.setdefault(r["case"], {"name": r["case"], "op": r["op"]})
+        wrong = self.said == "pass" and (_fails(self.runs) or _fails(self.pooled))
+        self.verdict = "fail" if wrong else self.said
 
     def of(self, case: str, **want: Any) -> list[Run]:
         """Runs of a case; keywords select ranks, op, backend, or entries of the policy."""
@@ -114,6 +119,10 @@ class Record:
     def counts(self, runs: list[Run] | None = None) -> dict[str, int]:
         runs = self.runs if runs is None else runs
         return {v: sum(r["verdict"] == v for r in runs) for v in VERDICTS}
+
+
+def _fails(some: list[Any]) -> bool:
+    return any(x["verdict"] == "fail" for x in some)
 
 
 def operation(case: Case) -> str:
