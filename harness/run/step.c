@@ -26,78 +26,6 @@ static void conv_bound(const dp_conv *v, const dp_step_run *s, dp_conv_result *b
          : dp_conv_bound_sigmoid32)(v, s->base, s->N, b);
 }
 
-/* ---- its faults ------------------------------------------------------------------------------ */
-
-/* The first W-1 tokens of a sequence that starts inside a rank as if the sequence before went on.
- */
-static void halo_leak(const dp_conv *c, int N, dp_base pol, dp_conv_result *r) {
-    int64_t whole[2] = {0, c->T};
-    dp_conv one = *c;
-    DP_FREED(dp_conv_result_free) dp_conv_result leak;
-    one.cu = whole;
-    one.Nseq = 1;
-    one.dy = NULL;
-    dp_conv_result_alloc(&leak, &one);
-    if (!dp_conv_ranks(&one, N, pol, &leak, NULL))
-        for (int i = 0; i < c->Nseq; i++)
-            for (int64_t t = c->cu[i];
-                 c->cu[i] % (c->T / N) && t < c->cu[i + 1] && t < c->cu[i] + c->W - 1; t++)
-                memcpy(r->y + t * c->D, leak.y + t * c->D, sizeof(double) * (size_t)c->D);
-}
-
-/* dx of the tokens of rank k from the rank's own dy alone: [T][D]. */
-static double *own_gradient(const dp_conv *c, int N, dp_base pol, int k) {
-    const int64_t n = c->T / N * c->D;
-    dp_conv one = *c;
-    DP_FREED(dp_conv_result_free) dp_conv_result own;
-    one.dy = dp_doubles(c->T * c->D);
-    memcpy(one.dy + k * n, c->dy + k * n, sizeof(double) * (size_t)n);
-    dp_conv_result_alloc(&own, &one);
-    double *dx = dp_conv_ranks(&one, N, pol, &own, NULL) ? NULL : dp_copy(own.dx, c->T * c->D);
-    free(one.dy);
-    return dx;
-}
-
-/* The gradient that a rank's last W-1 tokens get from later ranks: nothing, or that of a token
- * W-1-L before. */
-static void spoil_halo(dp_fault fault, const dp_conv *c, int N, dp_base pol, dp_conv_result *r) {
-    const int64_t L = c->T / N, n = L < c->W - 1 ? L : c->W - 1, D = c->D;
-    const int64_t late = fault == DP_FAULT_HALO_GRAD_LOST ? n : c->W - 1 - L;
-    for (int k = 0; k < N - 1 && c->dy && late > 0; k++) {
-        DP_OWN double *own = own_gradient(c, N, pol, k);
-        double *dx = r->dx + (k + 1) * L * D;
-        for (int64_t i = -1; own && i >= -n * D; i--) {
-            const double *from = own + (k + 1) * L * D, *right = dx + i - late * D;
-            dx[i] = from[i] + (i - late * D >= -n * D ? *right - from[i - late * D] : 0);
-        }
-    }
-}
-
-void dp_effect_conv(dp_fault fault, const dp_conv *c, int N, dp_base pol, dp_conv_result *r) {
-    if (fault == DP_FAULT_HALO_LEAK)
-        halo_leak(c, N, pol, r);
-    else if (fault == DP_FAULT_HALO_GRAD_LOST || fault == DP_FAULT_HALO_GRAD_SHIFTED)
-        spoil_halo(fault, c, N, pol, r);
-}
-
-/* Marks every row of `width` that the fault changed. */
-static void mark(const dp_case *c, const dp_step_run *s, int i, const double *was,
-                 const double *is) {
-    const dp_problem *p = &c->p;
-    const int heads = dp_qkv_heads(p, i), width = dp_qkv_width(p, i), each = p->HV / heads;
-    for (int64_t r = 0; was && r < p->T * heads; r++)
-        if (memcmp(was + r * width, is + r * width, sizeof(double) * (size_t)width))
-            memset(s->hit + r / heads / (p->T / s->N) * p->HV + r % heads * each, 1, (size_t)each);
-}
-
-static void apply_fault(const dp_case *c, const dp_step_run *s, int i, const dp_conv *v,
-                        dp_conv_result *r) {
-    DP_OWN double *y = dp_copy(r->y, v->T * v->D), *dx = r->dx ? dp_copy(r->dx, v->T * v->D) : NULL;
-    dp_effect_conv(s->fault, v, s->N, s->base, r);
-    mark(c, s, i, y, r->y);
-    mark(c, s, i, dx, r->dx);
-}
-
 static dp_status on_cpu(const dp_conv *const *c, int n, dp_base base, int N, dp_backend b,
                         dp_conv_result *const *r, dp_err *e) {
     dp_status st = DP_OK;
@@ -128,8 +56,11 @@ static dp_status convolve(const dp_case *c, const dp_step_run *s, const double *
         out[n++] = &r[i];
     }
     const dp_status st = dp_convolve(part, n, s->base, s->N, s->be, out, e);
-    for (int i = 0; i < DP_NQKV && !st && s->fault; i++)
-        if (c->step.on[i]) apply_fault(c, s, i, &v[i], &r[i]);
+    dp_sim of = dp_sim_around(s->fault, &c->p, s->base, s->N, s->hit);
+    for (int i = 0; i < DP_NQKV && !st; i++)
+        if (c->step.on[i])
+            dp_sim_after(&of, DP_AFTER_CONV,
+                         (dp_sim_place){.at = i, .conv = &v[i], .convolved = &r[i]});
     return st;
 }
 

@@ -42,8 +42,6 @@ typedef struct {
  * they share every message. */
 dp_status dp_convolve(const dp_conv *const *c, int n, dp_base base, int N, dp_backend b,
                       dp_conv_result *const *r, dp_err *e);
-/* Applies a deliberate fault to the result of a convolution. */
-void dp_effect_conv(dp_fault fault, const dp_conv *c, int N, dp_base pol, dp_conv_result *r);
 /* Convolutions over N ranks; *s holds their outputs and the problem behind them. */
 dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, dp_fault fault,
                           dp_step_run *s, dp_err *e);

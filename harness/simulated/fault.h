@@ -4,8 +4,7 @@
  * reached users of such kernels: `bug` is its number in the list of those (reports/say/bugs.py).
  * Effects on stages are functions in fault_effect.c that dp_sim_new adds to the simulation, which
  * calls them after its stages (ranks.h: DP_AFTER_..). Where one acts, dp_sim.hit is set for that
- * rank and head. Effects on convolutions are in run/step.c, those between the calls of a session in
- * calls.c. */
+ * rank and head. Effects between the calls of a session are in calls.c. */
 #pragma once
 #include "ref/vocabulary/exchange.h"
 #include "ref/vocabulary/own.h"

@@ -30,10 +30,11 @@ static void hit_group(const dp_sim *s, int gi, int hv) { hit(s, s->group[gi].ran
 
 /* Every fault begins so before a run. Faults that show between runs keep where they acted. */
 static void begins(dp_sim *s, DP_UNUSED place *at) {
-    if (!s->sharers) s->merge = dp_fault_exchange(s->fault, s->merge);
-    s->payload = dp_fault_payload(s->fault, s->payload);
-    s->turns = s->fault == DP_FAULT_ORDER_BY_RUN;
-    if (!dp_fault_by_run(s->fault)) memcpy(s->hit, s->hit_kept, (size_t)s->N * s->p->HV);
+    if (!s->sharers) s->merge = dp_fault_exchange(s->acts.fault, s->merge);
+    s->payload = dp_fault_payload(s->acts.fault, s->payload);
+    s->turns = s->acts.fault == DP_FAULT_ORDER_BY_RUN;
+    s->have_forward = s->have_backward = 0;
+    if (!dp_fault_by_run(s->acts.fault)) memcpy(s->hit, s->hit_kept, (size_t)s->N * s->p->HV);
 }
 
 /* Every rank and head to which, or else from which, a state is handed. */
@@ -192,9 +193,9 @@ static void beta_bf16(dp_sim *s, DP_UNUSED place *at) {
 static void other_decay(dp_sim *s, DP_UNUSED place *at) {
     for (int64_t i = 0; i < gates(s); i++) {
         double *g = &s->g[i];
-        if (s->fault == DP_FAULT_EXP2_GATE)
+        if (s->acts.fault == DP_FAULT_EXP2_GATE)
             *g *= 0.6931471805599453;
-        else if (s->fault == DP_FAULT_LINEAR_GATE)
+        else if (s->acts.fault == DP_FAULT_LINEAR_GATE)
             *g = dp_exp(*g);
         else
             *g = dp_log(dp_bf16d(dp_exp(*g)));
@@ -299,7 +300,8 @@ static int short_alone(const dp_sim *s, int gi) {
 static void lost_scores(dp_sim *s, place *at) {
     const int gi = at->at, hv = at->hv;
     dp_chunk *ch = dp_sim_chunk(s, gi, hv);
-    if (s->fault == DP_FAULT_SHORT_NAN ? !short_alone(s, gi) : (int64_t)gi * s->p->HV + hv < BLOCKS)
+    if (s->acts.fault == DP_FAULT_SHORT_NAN ? !short_alone(s, gi)
+                                            : (int64_t)gi * s->p->HV + hv < BLOCKS)
         return;
     for (int64_t i = 0; i < (int64_t)ch->c * ch->n; i++)
         ch->Aqk[i] = NAN;
@@ -324,11 +326,11 @@ static void mistake_turns(dp_sim *s, place *at) {
 
 static void factored(dp_sim *s, place *at) {
     const int gi = at->at, hv = at->hv;
-    const int leak = s->fault == DP_FAULT_ANCHOR_LEAK;
+    const int leak = s->acts.fault == DP_FAULT_ANCHOR_LEAK;
     factored_pairs(dp_sim_chunk(s, gi, hv), leak,
-                   leak                                        ? 20
-                   : s->fault == DP_FAULT_FACTORED_EXP_CLAMPED ? 88
-                                                               : INFINITY);
+                   leak                                             ? 20
+                   : s->acts.fault == DP_FAULT_FACTORED_EXP_CLAMPED ? 88
+                                                                    : INFINITY);
     hit_group(s, gi, hv);
 }
 
@@ -338,7 +340,7 @@ static void invert_by_series(dp_sim *s, place *at) {
     const int gi = at->at, hv = at->hv;
     dp_chunk *ch = dp_sim_chunk(s, gi, hv);
     free(ch->Akk);
-    ch->Akk = series_inverse(ch, s->fault == DP_FAULT_DOUBLING_INVERSE);
+    ch->Akk = series_inverse(ch, s->acts.fault == DP_FAULT_DOUBLING_INVERSE);
     dp_chunk_keep_inverse(ch);
     hit_group(s, gi, hv);
 }
@@ -346,7 +348,7 @@ static void invert_by_series(dp_sim *s, place *at) {
 /* Number `at` of v, for a kernel that counts otherwise. */
 static double wrong_value(const dp_sim *s, int64_t at, int64_t row) {
     const double *v = s->values ? s->values : s->p->v;
-    if (s->fault == DP_FAULT_OFFSET_WRAPS) return v[at % WRAP];
+    if (s->acts.fault == DP_FAULT_OFFSET_WRAPS) return v[at % WRAP];
     const int64_t x = at % (row + PADDING);
     return x < row ? v[at / (row + PADDING) * row + x] : 0;
 }
@@ -359,7 +361,7 @@ static void wrong_values(dp_sim *s, place *at) {
     dp_chunk *ch = dp_sim_chunk(s, gi, hv);
     const int64_t row = (int64_t)dp_rows(p) * p->V;
     const int64_t last = ((gr->t0 + gr->c - 1) * p->HV + hv + 1) * row;
-    if (s->fault == DP_FAULT_OFFSET_WRAPS && last <= WRAP) return;
+    if (s->acts.fault == DP_FAULT_OFFSET_WRAPS && last <= WRAP) return;
     double *v = ch->v;
     ch->v = dp_doubles((int64_t)ch->n * ch->V);
     for (int t = 0; t < gr->c; t++)
@@ -374,11 +376,12 @@ static void other_wy(dp_sim *s, place *at) {
     const int gi = at->at, hv = at->hv;
     const dp_group *gr = &s->group[gi];
     dp_chunk *ch = dp_sim_chunk(s, gi, hv);
-    if (s->fault == DP_FAULT_LAST_INDEX && gr->c > 1)
+    if (s->acts.fault == DP_FAULT_LAST_INDEX && gr->c > 1)
         other_kg(ch, ch->k, ch->c - 2);
-    else if (s->fault == DP_FAULT_ERASE_WRITES && dp_by_gates(s->p))
+    else if (s->acts.fault == DP_FAULT_ERASE_WRITES && dp_by_gates(s->p))
         other_kg(ch, ch->erasing, ch->c - 1);
-    else if (s->fault == DP_FAULT_TAIL_UNMASKED && gr->c < DP_CHUNK && gr->t0 + gr->c < s->p->T)
+    else if (s->acts.fault == DP_FAULT_TAIL_UNMASKED && gr->c < DP_CHUNK &&
+             gr->t0 + gr->c < s->p->T)
         tail_unmasked(s, gi, hv);
     else
         return;
@@ -388,7 +391,7 @@ static void other_wy(dp_sim *s, place *at) {
 /* ---- forward --------------------------------------------------------------------------------- */
 
 static void other_chain(dp_sim *s, int back, int r, int hv) {
-    const dp_format f = s->fault == DP_FAULT_CHAIN_BF16 ? DP_BF16ST : DP_TF32RZ;
+    const dp_format f = s->acts.fault == DP_FAULT_CHAIN_BF16 ? DP_BF16ST : DP_TF32RZ;
     dp_sim_pair(s, back, r, hv, back ? 0 : s->ctx[r].nlocal - 1, f);
     hit(s, r, hv);
 }
@@ -433,7 +436,7 @@ static void leave_largest(int K, double *M) {
 static void sends(dp_sim *s, place *at) {
     const int64_t K = s->p->K, KV = K * s->p->V;
     double *M = at->M, *H = at->x;
-    const dp_fault f = s->fault;
+    const dp_fault f = s->acts.fault;
     const int states = f == DP_FAULT_PAYLOAD_TRUNCATED || f == DP_FAULT_PAYLOAD_LOW_LOST,
               products = states || f == DP_FAULT_PAYLOAD_TWICE;
     for (int64_t i = 0; states && i < KV; i++)
@@ -452,15 +455,15 @@ static void other_state(dp_sim *s, DP_UNUSED int back, int r, int hv) {
     double *S = s->S_in[r * s->p->HV + hv];
     const int K = s->p->K, V = s->p->V;
     const int64_t KV = (int64_t)K * V;
-    if (s->fault == DP_FAULT_MERGE_HALF_V)
+    if (s->acts.fault == DP_FAULT_MERGE_HALF_V)
         for (int x = 0; x < K; x++)
             memset(S + (int64_t)x * V + V / 2, 0, sizeof(double) * (V - V / 2));
-    else if (s->fault == DP_FAULT_CONTEXT_LOST)
+    else if (s->acts.fault == DP_FAULT_CONTEXT_LOST)
         memset(S, 0, sizeof *S * (size_t)KV);
-    else if (s->fault == DP_FAULT_MERGE_SCALED && r == s->N - 1)
+    else if (s->acts.fault == DP_FAULT_MERGE_SCALED && r == s->N - 1)
         for (int64_t i = 0; i < KV; i++)
             S[i] *= 0.99;
-    else if (s->fault == DP_FAULT_STATE_TRANSPOSED) {
+    else if (s->acts.fault == DP_FAULT_STATE_TRANSPOSED) {
         double *t = dp_copy(S, KV); /* the same K*V words read with the other layout */
         for (int x = 0; x < K; x++)
             for (int v = 0; v < V; v++)
@@ -486,7 +489,7 @@ static int owner(const dp_sim_way *w, int j) { return dp_own_rank(w->s->p->own, 
 
 /* A gather that merges in another order, or other M: that of the first part of an owner's. */
 static void order_parts(const dp_sim_way *w, int r, int hv, int n, int starts, dp_sim_part *part) {
-    const dp_fault f = w->s->fault;
+    const dp_fault f = w->s->acts.fault;
     const int far = n ? part[0].H : 0;
     for (int i = 0; i < n && f == DP_FAULT_PART_FIRST_M; i++)
         for (part[i].M = far; owner(w, part[i].M) != owner(w, part[i].H);)
@@ -555,11 +558,11 @@ static void hand_on_late(dp_sim *s, int back) {
 static void exchange_again(dp_sim *s, int back) {
     const dp_traffic sent = s->sent;
     const int by_scan = s->merge == DP_EXCHANGE_SCAN;
-    if (s->fault == DP_FAULT_SCAN_SWAPPED || s->fault == DP_FAULT_SCAN_MISSES_LEVEL) {
+    if (s->acts.fault == DP_FAULT_SCAN_SWAPPED || s->acts.fault == DP_FAULT_SCAN_MISSES_LEVEL) {
         if (by_scan)
             dp_sim_scan(s, back,
-                        s->fault == DP_FAULT_SCAN_SWAPPED ? compose_swapped : compose_early);
-    } else if (s->fault == DP_FAULT_SERIAL_LATE) {
+                        s->acts.fault == DP_FAULT_SCAN_SWAPPED ? compose_swapped : compose_early);
+    } else if (s->acts.fault == DP_FAULT_SERIAL_LATE) {
         if (s->merge == DP_EXCHANGE_SERIAL) hand_on_late(s, back);
     } else if (s->merge == DP_EXCHANGE_ALLGATHER)
         dp_sim_gather(s, back, order_parts);
@@ -590,7 +593,7 @@ static double left_over(const dp_chunk *ch, int of_sums) {
 static int drop_state(const dp_sim *s, int gi, int hv, double *S) {
     dp_chunk *ch = dp_sim_chunk(s, gi, hv);
     const int64_t KV = (int64_t)ch->K * ch->V;
-    if (left_over(ch, s->fault == DP_FAULT_DROP_CHANNEL_SUM) >= DROPPED) return 0;
+    if (left_over(ch, s->acts.fault == DP_FAULT_DROP_CHANNEL_SUM) >= DROPPED) return 0;
     memset(S, 0, sizeof *S * (size_t)KV);
     dp_chunk_state(ch, S, NULL);
     return 1;
@@ -633,14 +636,15 @@ static void short_residual(dp_chunk *ch, double *S) {
 static void other_pass(dp_sim *s, place *at) {
     const dp_problem *p = s->p;
     const int gi = at->at, hv = at->hv;
-    const int drops = s->fault == DP_FAULT_DROP_CHANNEL_SUM || s->fault == DP_FAULT_DROP_HORIZON;
-    const dp_format kept = s->fault == DP_FAULT_STATE_FP16 ? DP_FP16 : DP_BF16;
+    const int drops =
+        s->acts.fault == DP_FAULT_DROP_CHANNEL_SUM || s->acts.fault == DP_FAULT_DROP_HORIZON;
+    const dp_format kept = s->acts.fault == DP_FAULT_STATE_FP16 ? DP_FP16 : DP_BF16;
     if (drops && !drop_state(s, gi, hv, at->x)) return;
-    if (s->fault == DP_FAULT_STATE_BF16 || s->fault == DP_FAULT_STATE_FP16)
+    if (s->acts.fault == DP_FAULT_STATE_BF16 || s->acts.fault == DP_FAULT_STATE_FP16)
         dp_store_all(kept, at->x, (int64_t)p->K * p->V);
-    else if (s->fault == DP_FAULT_RESIDUAL_BF16)
+    else if (s->acts.fault == DP_FAULT_RESIDUAL_BF16)
         short_residual(dp_sim_chunk(s, gi, hv), at->x);
-    else if (s->fault == DP_FAULT_RACE && s->runs % 3 == 2 && gi == s->ngroup - 1 &&
+    else if (s->acts.fault == DP_FAULT_RACE && s->runs % 3 == 2 && gi == s->ngroup - 1 &&
              hv == p->HV - 1) {
         dp_chunk *ch = dp_sim_chunk(s, gi, hv);
         memset(ch->v_new + (int64_t)(ch->n / 2) * ch->V, 0,
@@ -654,7 +658,7 @@ static void other_pass(dp_sim *s, place *at) {
 static void other_output(dp_sim *s, place *at) {
     const int gi = at->at, hv = at->hv;
     const dp_group *gr = &s->group[gi];
-    const int short_ = s->fault == DP_FAULT_OUTPUT_FP16;
+    const int short_ = s->acts.fault == DP_FAULT_OUTPUT_FP16;
     if (!short_ && s->ctx[gr->rank].local_seq[gr->sub] * s->p->HV + hv < GRID) return;
     for (int t = 0; t < gr->c; t++)
         for (int v = 0; v < s->p->V; v++) {
@@ -690,7 +694,7 @@ static void lose_states(dp_sim *s, DP_UNUSED place *at) {
 #pragma omp parallel for schedule(dynamic, 1)
     for (int i = 0; i < s->N * HV; i++) {
         const int r = i / HV, n = s->ctx[r].nlocal;
-        if (!dp_sim_has(s, r) || n < 1 + (s->fault == DP_FAULT_STATE_LATE)) continue;
+        if (!dp_sim_has(s, r) || n < 1 + (s->acts.fault == DP_FAULT_STATE_LATE)) continue;
         if (dp_sim_starts_here(s, r, 0)) continue;
         DP_OWN double *S = dp_doubles(KV);
         dp_sim_pass(s, 0, r, i % HV, 0, S);
@@ -701,7 +705,7 @@ static void lose_states(dp_sim *s, DP_UNUSED place *at) {
 /* dH of rank r again, with the decays of other chunks. */
 static void other_gate(dp_sim *s, int r, int hv) {
     const int first = s->first[r][0], n = s->first[r][1] - first,
-              head0 = s->fault == DP_FAULT_GATE_OF_HEAD0;
+              head0 = s->acts.fault == DP_FAULT_GATE_OF_HEAD0;
     DP_OWN double **own = dp_calloc((size_t)n, sizeof *own);
     for (int g = 0; g < n; g++) {
         dp_chunk *ch = dp_sim_chunk(s, first + g, hv);
@@ -720,7 +724,7 @@ static void gate_of_other(dp_sim *s, DP_UNUSED place *at) {
     for (int i = 0; i < s->N * s->p->HV; i++) { /* one by one: they read each other's */
         const int r = i / s->p->HV, hv = i % s->p->HV;
         if (!dp_sim_has(s, r) || !dp_sim_gets(s, 0, r)) continue;
-        if (s->fault == DP_FAULT_GATE_OF_HEAD0 ? hv != 0 : s->first[r][0] != 0)
+        if (s->acts.fault == DP_FAULT_GATE_OF_HEAD0 ? hv != 0 : s->first[r][0] != 0)
             other_gate(s, r, hv);
     }
 }
@@ -812,7 +816,7 @@ static void other_grads(dp_sim *s, place *at) {
     dp_chunk_grad *g = at->grad;
     const dp_chunk *ch = dp_sim_chunk(s, gi, hv);
     const int half = DP_CHUNK / 2, quarter = DP_CHUNK / 4;
-    switch (s->fault) {
+    switch (s->acts.fault) {
     case DP_FAULT_DG_NO_BOUNDARY: no_boundary(ch, g); break;
     case DP_FAULT_DIAGONAL_TF32: diagonal_tf32(s, gi, hv, ch, g); break;
     case DP_FAULT_READ_UNDECAYED:
@@ -926,6 +930,75 @@ static void lose_halo_grad(dp_sim *s, place *at) {
     hit_rank(s, at->at);
 }
 
+/* The first W-1 tokens of a sequence that starts inside a rank as if the sequence before went on.
+ */
+static void halo_leak(const dp_conv *c, int N, dp_base pol, dp_conv_result *r) {
+    int64_t whole[2] = {0, c->T};
+    dp_conv one = *c;
+    DP_FREED(dp_conv_result_free) dp_conv_result leak;
+    one.cu = whole;
+    one.Nseq = 1;
+    one.dy = NULL;
+    dp_conv_result_alloc(&leak, &one);
+    if (!dp_conv_ranks(&one, N, pol, &leak, NULL))
+        for (int i = 0; i < c->Nseq; i++)
+            for (int64_t t = c->cu[i];
+                 c->cu[i] % (c->T / N) && t < c->cu[i + 1] && t < c->cu[i] + c->W - 1; t++)
+                memcpy(r->y + t * c->D, leak.y + t * c->D, sizeof(double) * (size_t)c->D);
+}
+
+/* dx of the tokens of rank k from the rank's own dy alone: [T][D]. */
+static double *own_gradient(const dp_conv *c, int N, dp_base pol, int k) {
+    const int64_t n = c->T / N * c->D;
+    dp_conv one = *c;
+    DP_FREED(dp_conv_result_free) dp_conv_result own;
+    one.dy = dp_doubles(c->T * c->D);
+    memcpy(one.dy + k * n, c->dy + k * n, sizeof(double) * (size_t)n);
+    dp_conv_result_alloc(&own, &one);
+    double *dx = dp_conv_ranks(&one, N, pol, &own, NULL) ? NULL : dp_copy(own.dx, c->T * c->D);
+    free(one.dy);
+    return dx;
+}
+
+/* The gradient that a rank's last W-1 tokens get from later ranks: nothing, or that of a token
+ * W-1-L before. */
+static void spoil_halo(int lost, const dp_conv *c, int N, dp_base pol, dp_conv_result *r) {
+    const int64_t L = c->T / N, n = L < c->W - 1 ? L : c->W - 1, D = c->D;
+    const int64_t late = lost ? n : c->W - 1 - L;
+    for (int k = 0; k < N - 1 && c->dy && late > 0; k++) {
+        DP_OWN double *own = own_gradient(c, N, pol, k);
+        double *dx = r->dx + (k + 1) * L * D;
+        for (int64_t i = -1; own && i >= -n * D; i--) {
+            const double *from = own + (k + 1) * L * D, *right = dx + i - late * D;
+            dx[i] = from[i] + (i - late * D >= -n * D ? *right - from[i - late * D] : 0);
+        }
+    }
+}
+
+/* Marks every row of the input that is no longer as it was. */
+static void hit_rows(dp_sim *s, int input, const double *was, const double *is) {
+    const dp_problem *p = s->p;
+    const int heads = dp_qkv_heads(p, input), width = dp_qkv_width(p, input), each = p->HV / heads;
+    for (int64_t r = 0; was && r < p->T * heads; r++)
+        if (memcmp(was + r * width, is + r * width, sizeof(double) * (size_t)width))
+            for (int i = 0; i < each; i++)
+                hit(s, (int)(r / heads / (p->T / s->N)), (int)(r % heads) * each + i);
+}
+
+static void other_halo(dp_sim *s, place *at) {
+    const dp_conv *c = at->conv;
+    dp_conv_result *r = at->convolved;
+    const int64_t n = c->T * c->D;
+    DP_OWN double *y = dp_copy(r->y, n), *dx = r->dx ? dp_copy(r->dx, n) : NULL;
+    if (s->acts.fault == DP_FAULT_HALO_LEAK)
+        halo_leak(c, s->N, s->base, r);
+    else
+        spoil_halo(s->acts.fault == DP_FAULT_HALO_GRAD_LOST, c, s->N, s->base, r);
+    if (!s->p) return;
+    hit_rows(s, at->at, y, r->y);
+    hit_rows(s, at->at, dx, r->dx);
+}
+
 /* ---- who acts where -------------------------------------------------------------------------- */
 
 #define EACH_PAIR(NAME, F, BACK, GETS)                                         \
@@ -1001,20 +1074,30 @@ static const struct {
     {DP_AFTER_WRITES, leave_unerased, {F(DK_UNERASED)}},
     {DP_AFTER_ACTIVATIONS, saturate, {F(SATURATED_NAN)}},
     {DP_AFTER_SUMS, keep_partial, {F(GATE_GRAD_PARTIAL)}},
+    {DP_AFTER_CONV, other_halo, {F(HALO_LEAK), F(HALO_GRAD_LOST), F(HALO_GRAD_SHIFTED)}},
     {DP_AFTER_GRADIENTS, other_order, {F(ORDER_BY_RUN)}},
     {DP_AFTER_SUMS, other_order, {F(ORDER_BY_RUN)}},
 };
 #undef F
 
-dp_status dp_sim_new_chunks(dp_sim *s, const dp_problem *p, dp_base base, int chunk, int N,
-                            dp_fault fault, dp_err *e) {
-    dp_sim_after_fn *after[DP_NAFTER] = {[DP_AFTER_BEGINNING] = fault ? begins : NULL};
-    const dp_sim_options o = {.fault = fault, .after = after};
-    dp_design design = dp_design_of(base);
-    design.chunk = chunk;
+static dp_sim_acts acts_of(dp_fault fault) {
+    dp_sim_acts a = {.fault = fault, .after[DP_AFTER_BEGINNING] = fault ? begins : NULL};
     for (size_t i = 0; i < sizeof ACTS / sizeof *ACTS; i++)
         for (int k = 0; k < 8 && ACTS[i].of[k]; k++)
-            if (ACTS[i].of[k] == fault) after[ACTS[i].where] = ACTS[i].f;
+            if (ACTS[i].of[k] == fault) a.after[ACTS[i].where] = ACTS[i].f;
+    return a;
+}
+
+dp_sim dp_sim_around(dp_fault fault, const dp_problem *p, dp_base base, int N, unsigned char *hit) {
+    return (dp_sim){.p = p, .base = base, .N = N, .acts = acts_of(fault), .hit = hit};
+}
+
+dp_status dp_sim_new_chunks(dp_sim *s, const dp_problem *p, dp_base base, int chunk, int N,
+                            dp_fault fault, dp_err *e) {
+    const dp_sim_acts acts = acts_of(fault);
+    const dp_sim_options o = {.acts = &acts};
+    dp_design design = dp_design_of(base);
+    design.chunk = chunk;
     return dp_sim_open(s, p, &design, N, &o, e);
 }
 

@@ -256,7 +256,7 @@ dp_chunk *dp_sim_chunk(const dp_sim *s, int group, int hv) {
 }
 
 void dp_sim_after(dp_sim *s, int event, dp_sim_place place) {
-    if (s->after[event]) s->after[event](s, &place);
+    if (s->acts.after[event]) s->acts.after[event](s, &place);
 }
 
 /* ---- stages of a chunk alone ----------------------------------------------------------------- */
@@ -923,7 +923,7 @@ static void sim_do(dp_sim *s, dp_stage stage) {
         return;
     }
     sim_each_chunk(s, STAGES[stage].chunk);
-#pragma omp parallel for schedule(dynamic, 1) if (s->after[stage])
+#pragma omp parallel for schedule(dynamic, 1) if (s->acts.after[stage])
     for (int i = 0; i < s->ngroup * s->p->HV; i++)
         dp_sim_after(s, (int)stage, (dp_sim_place){.at = i / s->p->HV, .hv = i % s->p->HV});
 }
@@ -1001,7 +1001,6 @@ dp_status dp_sim_open(dp_sim *s, const dp_problem *p, const dp_design *design, i
                   .base = design->base,
                   .design = *design,
                   .peers = o->peers,
-                  .fault = o->fault,
                   .linear = o->linear ? o->linear : &dp_linear_own,
                   .first_of_call = o->first_of_call,
                   .payload = design->sending.payload,
@@ -1011,7 +1010,7 @@ dp_status dp_sim_open(dp_sim *s, const dp_problem *p, const dp_design *design, i
     s->by_inverse = o->by_inverse || sim_design_at(s, DP_STAGE_SOLVE).product ||
                     sim_design_at(s, DP_STAGE_WY).product;
     s->hit = dp_calloc((size_t)N * p->HV, 1);
-    if (o->after) memcpy(s->after, o->after, sizeof s->after);
+    if (o->acts) s->acts = *o->acts;
     s->ctx = dp_calloc((size_t)N, sizeof *s->ctx);
     while (s->N < N && !st)
         if (!(st = dp_context_of(p, N, s->N, &s->ctx[s->N], e))) s->N++;
@@ -1040,13 +1039,10 @@ dp_status dp_sim_takes(const dp_problem *p, dp_err *e) {
     return factors_overflow(&s, e);
 }
 
-/* The problem of s on one rank, with all of its formats and its fault. */
+/* The problem of s on one rank, with all of its formats and acts. */
 static void sim_open_whole(const dp_sim *s, const dp_problem *p, dp_sim *whole) {
-    const dp_sim_options o = {.at = s->at,
-                              .linear = s->linear,
-                              .by_inverse = s->by_inverse,
-                              .fault = s->fault,
-                              .after = s->after};
+    const dp_sim_options o = {
+        .at = s->at, .linear = s->linear, .by_inverse = s->by_inverse, .acts = &s->acts};
     dp_must(dp_sim_open(whole, p, &s->design, 1, &o, NULL)); /* one rank has all tokens */
 }
 
@@ -1091,7 +1087,7 @@ static int same_chunks(const dp_sim *a, const dp_sim *b) {
 
 int dp_sim_split(dp_sim *s, int N) {
     dp_sim next = *s;
-    assert(s->fault == DP_FAULT_NONE && s->p == s->given);
+    assert(!s->acts.after[DP_AFTER_BEGINNING] && s->p == s->given);
     next.N = N;
     next.ntraj = next.have_forward = next.have_backward = 0;
     next.ctx = dp_calloc((size_t)N, sizeof *next.ctx);
@@ -1169,12 +1165,12 @@ void dp_sim_stage(dp_sim *s, dp_stage stage) {
     s->have_forward = s->have_backward = 0;
 }
 
-/* Results of an earlier run stay where it left what enters ranks as it is, unless faults act. */
+/* Results of an earlier run stay where it left what enters ranks as it is. */
 static int known(dp_sim *s, int have, double **before, double **now) {
     const int nr = s->N * s->p->HV;
     const int same = dp_same_list(before, now, nr, (int64_t)s->p->K * s->p->V);
     dp_free_list(before, nr);
-    return have && same && !s->fault;
+    return have && same;
 }
 
 static void forward(dp_sim *s) {

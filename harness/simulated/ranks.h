@@ -16,6 +16,7 @@
 #pragma once
 #include "fault.h"
 #include "ref/chunk/chunk.h"
+#include "ref/chunk/conv.h"
 #include "ref/chunk/gate.h"
 #include "ref/chunk/stages.h"
 #include "ref/vocabulary/context.h"
@@ -45,8 +46,8 @@ typedef struct { /* one chunk position: HV consecutive dp_chunk share it */
     int64_t t0;
 } dp_group;
 
-/* Events: s->after[..] is called after each stage (of chunks: after each chunk), and after parts of
- * a stage that are used at once. Only deliberate faults set it (fault_effect.c). */
+/* Events: acts.after[..] is called after each stage (of chunks: after each chunk), and after parts
+ * of a stage that are used at once. Only deliberate faults set it (fault_effect.c). */
 enum {
     DP_AFTER_OPENING = DP_NSTAGES, /* contexts are known, nothing is computed */
     DP_AFTER_BEGINNING,            /* of a run: exchange and payload are known */
@@ -59,6 +60,7 @@ enum {
     DP_AFTER_ACTIVATIONS, /* of a rank's gradients through activations: part */
     DP_AFTER_HALOS,       /* dp_sim.halos are there */
     DP_AFTER_HALO_BWD,    /* x is the gradient of the tokens that rank `at` gave */
+    DP_AFTER_CONV,        /* of input `at` of p (NULL: of none), conv: convolved */
     DP_AFTER_SUMS,        /* of parameters' gradients by rank, before they are added: x */
     DP_AFTER_RUN,
     DP_NAFTER
@@ -70,9 +72,15 @@ typedef struct {
     const double *from, *H;
     dp_chunk_grad *grad;
     dp_result *part;
+    const dp_conv *conv;
+    dp_conv_result *convolved;
 } dp_sim_place;
 struct dp_sim;
 typedef void dp_sim_after_fn(struct dp_sim *s, const dp_sim_place *place);
+typedef struct {
+    dp_fault fault; /* read by its functions alone */
+    dp_sim_after_fn *after[DP_NAFTER];
+} dp_sim_acts;
 
 typedef struct dp_sim {
     const dp_problem *p;
@@ -87,8 +95,7 @@ typedef struct dp_sim {
     const dp_linear *linear; /* products and solves */
     int N;
     const dp_peers *peers; /* processes of other ranks; NULL: all ranks are here */
-    dp_fault fault;        /* read by the functions `after` alone */
-    dp_sim_after_fn *after[DP_NAFTER];
+    dp_sim_acts acts;
     /* [N*HV]: 1 where the fault acted in the last run (faults between runs: in all runs so far).
      * Likewise hit_kept, where it acted on data that later runs keep */
     unsigned char *hit, *hit_kept;
@@ -151,8 +158,7 @@ typedef struct {
     const dp_peers *peers;
     int frame; /* 1: nothing is computed here, ranks are elsewhere. There are contexts, places of
                   chunks and, by dp_sim_begin, arrays for results */
-    dp_fault fault;
-    dp_sim_after_fn *const *after; /* [DP_NAFTER]: the fault's functions (fault_effect.c) */
+    const dp_sim_acts *acts; /* a fault's (fault_effect.c) */
 } dp_sim_options;
 /* A chunk design (chunk > 0) on N ranks; o NULL: nothing beside it. */
 dp_status dp_sim_open(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
@@ -187,6 +193,8 @@ void dp_sim_stage(dp_sim *s, dp_stage stage);
 
 /* Calls the function of an event, if there is one. */
 void dp_sim_after(dp_sim *s, int event, dp_sim_place place);
+/* A simulation for its events alone; nothing to free. hit: as above, or NULL. */
+dp_sim dp_sim_around(dp_fault fault, const dp_problem *p, dp_base base, int N, unsigned char *hit);
 /* Is rank r (part r) computed here? */
 int dp_sim_has(const dp_sim *s, int r);
 /* The value of a stage tensor, in its shape (ref/chunk/stages.h), to be freed; NAN where a rank has
