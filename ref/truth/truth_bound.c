@@ -23,7 +23,7 @@
  *     |S~_t - S_t| <= mu |S~ - S| + |l_t|          |S_t| <= mu |S| + sum_j kappa_j b_j |v_j|
  *     mu = nu max(d),
  *     nu >= |I - k'Bk|_2:  beta >= 0: max(1, lambda - 1), lambda >= lambda_max(k'Bk),
- *                          see lambda_up;
+ *                          lambda_up (truth_rows.c);
  *                          any sign:  1 + sum_j |beta_j| kappa_j^2
  * Local error l_t, with n = |S~| (bounded by N + b, the bounds of |S| and of the error):
  *     Sbar~ = D S~ + F1             |F1| <= (d_err + 2u d) n,   sigma = d (1+2u) n >= |Sbar~|
@@ -95,7 +95,6 @@
  *     sums   over tokens: errors add, gamma_(terms) sum of sizes more;
  *            dA_log: <dg, a> per token: a delta + a_err m + gamma a m
  */
-#include "ref/arithmetic/spectral.h"
 #include "truth_impl.h"
 
 #include <assert.h>
@@ -167,58 +166,6 @@ void tr_ball_finish(dp_ball *b) {
                  least = 0x1p-1074 * tr_sqrt(b->width);
         b->rad[r] = finite ? tr_up(b->rad[r] + lost + least) : INFINITY;
     }
-}
-
-/* lambda_max(k'Bk), beta >= 0, is at most the trace. Above 2 it is at most that of the scaled Gram
- * matrix G_ij = sqrt(b_i b_j) <x_i, x_j>, proven by dp_eigenvalue_up. G comes from keys and betas
- * rounded to double, K products and sums and two roundings. Its error is below (K + 16) 2^-52 trace
- * in norm; `rel` covers computed against exact activations. */
-static ld lambda_up(const tr_run *r, int R, const double *x, int64_t ld_k, const ld *kap,
-                    const ld *be, ld rel) {
-    const int K = r->p->K;
-    ld trace = 0;
-    for (int j = 0; j < R; j++)
-        trace += be[j] * kap[j] * kap[j];
-    if (R == 1 || trace <= 2) return trace;
-    DP_OWN double *G = dp_alloc((size_t)(R * R), sizeof *G);
-    for (int i = 0; i < R; i++)
-        for (int j = 0; j < R; j++) {
-            double s = 0;
-            for (int k = 0; k < K; k++)
-                s += x[i * ld_k + k] * x[j * ld_k + k];
-            G[i * R + j] = s * (sqrt((double)be[i]) * sqrt((double)be[j]));
-        }
-    const ld top = dp_eigenvalue_up(R, G);
-    return (top < trace ? top : trace) + ((K + 16) * 0x1p-52 + rel) * trace;
-}
-
-ld tr_step_norm(const tr_run *r, int R, const double *k, int64_t ld_k, const ld *kap,
-                const double *beta, const ld *be) {
-    const tr_rel rel = r->rel;
-    int negative = 0;
-    ld any_sign = 1;
-    for (int j = 0; j < R; j++) {
-        negative |= beta[j] < 0;
-        any_sign += be[j] * kap[j] * kap[j];
-    }
-    if (negative || !(any_sign < INFINITY)) return any_sign;
-    const ld lambda = lambda_up(r, R, k, ld_k, kap, be, 4 * rel.qk + 4 * rel.beta) * (1 + 0x1p-40);
-    return lambda > 2 ? lambda - 1 : 1;
-}
-
-/* d and its terms are computed in double: K products of numbers within 2^-50, summed within
- * K 2^-52. The relative errors of k and e are at most rel together. */
-ld tr_gated_step_norm(const tr_run *r, const double *k, const double *e, ld k_norm, ld e_norm,
-                      ld rel) {
-    const int K = r->p->K;
-    double d = 0, size = 0;
-    for (int i = 0; i < K; i++) {
-        d += e[i] * k[i];
-        size += fabs(e[i] * k[i]);
-    }
-    const ld off = ((K + 16) * 0x1p-51 + 4 * rel) * (ld)size + K * 0x1p-1000,
-             ac = k_norm * k_norm * e_norm * e_norm, rest = ac + 4 * (1 - (ld)d + off);
-    return (tr_sqrt(ac) + tr_sqrt(rest > 0 ? rest : 0)) / 2 * (1 + 0x1p-40);
 }
 
 /* Bounds of one row: of what writes, reads (0: nothing), its strength and value, their relative

@@ -254,14 +254,6 @@ void tr_row_norms(const tr_run *r, int hv, int64_t t, tr_head *a); /* v_norm, do
 /* cos and sin of the sums of a head's angles, in *a or (a NULL) in double-double [T][P][4]. A
  * sequence begins at 0. */
 void tr_sum_angles(const tr_run *r, int h, tr_qk *a, double *dd);
-/* nu of R keys that erase along themselves: rounded to double, `ld_k` doubles apart; norms and
- * betas as above, beta rounded to double. */
-ld tr_step_norm(const tr_run *r, int R, const double *k, int64_t ld_k, const ld *k_norm,
-                const double *beta, const ld *beta_up);
-/* The same of one that writes along k [K] and erases along e [K], rounded to double, both within
- * rel. */
-ld tr_gated_step_norm(const tr_run *r, const double *k, const double *e, ld k_norm, ld e_norm,
-                      ld rel);
 /* >= the exact value when the computed one is x with relative error rel */
 ld tr_exact_up(ld x, ld rel);
 ld tr_rho(ld x); /* x / (1 - x) >= exp(x) - 1 */

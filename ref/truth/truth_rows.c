@@ -8,8 +8,8 @@
  *
  * Step norm, nu >= |A_t|_2 (truth_bound.c):
  *   nothing reads                       1, times the largest decay
- *   (k, k, value, beta) each            tr_step_norm of the keys that read together
- *   one row, after the decay            I - k'e: tr_gated_step_norm
+ *   (k, k, value, beta) each            of the keys that read together: of_itself
+ *   one row, after the decay            I - k'e: of_another
  *   else                                the largest singular value of the whole K x K step, with
  *                                       its decay, by dp_eigenvalue_up of its square
  *
@@ -318,6 +318,64 @@ int tr_is_given(int input) {
     return 0 DP_ROW_KEYS(OR_IT);
 }
 
+/* lambda_max(k'Bk), beta >= 0, is at most the trace. Above 2 it is at most that of the scaled Gram
+ * matrix G_ij = sqrt(b_i b_j) <x_i, x_j>, proven by dp_eigenvalue_up. G comes from keys x and betas
+ * rounded to double, K products and sums and two roundings. Its error is below (K + 16) 2^-52 trace
+ * in norm; `rel` covers computed against exact activations. */
+static ld lambda_up(int64_t K, int64_t R, const double *x, int64_t ld_k, const ld *kap,
+                    const ld *be, ld rel) {
+    ld trace = 0;
+    for (int64_t j = 0; j < R; j++)
+        trace += be[j] * kap[j] * kap[j];
+    if (R == 1 || trace <= 2) return trace;
+    DP_OWN double *G = dp_alloc((size_t)(R * R), sizeof *G);
+    for (int64_t i = 0; i < R * R; i++) {
+        const double *a = x + i / R * ld_k, *b = x + i % R * ld_k;
+        for (int64_t k = 0; k < K; k++)
+            G[i] = (k ? G[i] : 0) + a[k] * b[k];
+        G[i] *= sqrt((double)be[i / R]) * sqrt((double)be[i % R]);
+    }
+    const ld top = dp_eigenvalue_up((int)R, G);
+    return (top < trace ? top : trace) + ((K + 16) * 0x1p-52 + rel) * trace;
+}
+
+/* nu of group g of keys that erase along themselves. */
+static ld of_itself(const tr_run *r, int64_t t, int64_t g, const tr_qk *qk, const tr_head *a,
+                    const tr_step *s) {
+    const int64_t R = dp_keys_at_once(r->p), first = g * R, key = t * r->p->R + first;
+    const ld *kap = qk->k_norm + key, *be = a->beta_up + key;
+    int negative = 0;
+    ld any_sign = 1;
+    for (int64_t j = 0; j < R; j++) {
+        negative |= s->strength[first + j] < 0;
+        any_sign += be[j] * kap[j] * kap[j];
+    }
+    if (negative || !(any_sign < INFINITY)) return any_sign;
+    const ld lambda = lambda_up(r->p->K, R, s->entry[0] + first * s->ld, s->ld, kap, be,
+                                4 * r->rel.qk + 4 * r->rel.beta) *
+                      (1 + 0x1p-40);
+    return lambda > 2 ? lambda - 1 : 1;
+}
+
+/* nu of one row that writes along k and erases along e. The sum d of K products is computed in
+ * double, of numbers within 2^-50, within K 2^-52. */
+static ld of_another(const tr_run *r, int64_t t, const tr_qk *qk, const tr_head *a,
+                     const tr_step *s) {
+    const int K = r->p->K, read = r->rows.read[0], write = r->rows.write[0];
+    const double *k = s->entry[write], *e = s->entry[read];
+    const ld k_norm = tr_entry_norms(qk, a, write)[t], e_norm = tr_entry_norms(qk, a, read)[t],
+             rel = tr_entry_rel(r, a, r->rows.of[read], -1, t) +
+                   tr_entry_rel(r, a, r->rows.of[write], -1, t);
+    double d = 0, size = 0;
+    for (int i = 0; i < K; i++) {
+        d += e[i] * k[i];
+        size += fabs(e[i] * k[i]);
+    }
+    const ld off = ((K + 16) * 0x1p-51 + 4 * rel) * (ld)size + K * 0x1p-1000,
+             ac = k_norm * k_norm * e_norm * e_norm, rest = ac + 4 * (1 - (ld)d + off);
+    return (tr_sqrt(ac) + tr_sqrt(rest > 0 ? rest : 0)) / 2 * (1 + 0x1p-40);
+}
+
 /* >= the 2-norm of a whole step; of keys one after another that of `group`, of which the first
  * alone has the decay. Entries are within 2^-48 of the sums of their terms, squares within (K + 16)
  * 2^-52 of theirs. */
@@ -363,24 +421,13 @@ int64_t tr_step_room(const tr_run *r) {
 void tr_step_norms(const tr_run *r, int64_t t, const tr_qk *qk, tr_head *a, const tr_step *s,
                    double *room) {
     const dp_problem *p = r->p;
-    const int64_t n = dp_rows(p) / dp_keys_at_once(p), each = dp_keys_at_once(p);
+    const int64_t n = dp_rows(p) / dp_keys_at_once(p);
     const reads_kind kind = reads_of(p);
-    const int read = r->rows.read[0], write = r->rows.write[0];
-    for (int64_t g = 0; g < n; g++) {
-        const int64_t first = g * each, key = t * p->R + first;
-        a->nu[t * n + g] =
-            kind == READS_ANY ? whole_step_norm(r, t, g, qk, a, s, room)
-            : kind == READS_ANOTHER
-                ? tr_gated_step_norm(r, s->entry[write], s->entry[read],
-                                     tr_entry_norms(qk, a, write)[t],
-                                     tr_entry_norms(qk, a, read)[t],
-                                     tr_entry_rel(r, a, r->rows.of[read], -1, t) +
-                                         tr_entry_rel(r, a, r->rows.of[write], -1, t))
-            : kind == READS_ITSELF
-                ? tr_step_norm(r, (int)each, s->entry[0] + first * s->ld, s->ld, qk->k_norm + key,
-                               s->strength + first, a->beta_up + key)
-                : 1;
-    }
+    for (int64_t g = 0; g < n; g++)
+        a->nu[t * n + g] = kind == READS_ANY       ? whole_step_norm(r, t, g, qk, a, s, room)
+                           : kind == READS_ANOTHER ? of_another(r, t, qk, a, s)
+                           : kind == READS_ITSELF  ? of_itself(r, t, g, qk, a, s)
+                                                   : 1;
 }
 
 int64_t tr_rows_room(const tr_run *r) {
