@@ -236,7 +236,7 @@ static void print_stages(const dp_bisect_options *o, const dp_case *c, const dp_
         print_stage(b, dp_bisect_conv_names[0], &b->conv[0]);
         go = o->verbose || wrong != &b->conv[0];
     }
-    for (int i = 0; go && i < (c->backward ? DP_NSTAGES : DP_STAGE_RECOMPUTE); i++)
+    for (int i = 0; go && i < dp_stages_of(c->backward); i++)
         if (o->verbose || b->first < 0 || i <= b->first)
             print_stage(b, dp_stage_names[i], &b->stage[i]);
     if (step && c->backward && (o->verbose || !wrong || wrong == &b->conv[1]))

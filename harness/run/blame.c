@@ -61,10 +61,7 @@ static const dp_judgement *judged(const dp_run *r, const char *name) {
 }
 
 /* Does that stage run? On one rank nothing is sent. */
-static int runs(const dp_run *r, dp_stage s) {
-    return r->ranks > 1 || (s != DP_STAGE_PRE_FWD && s != DP_STAGE_MERGE_FWD &&
-                            s != DP_STAGE_PRE_BWD && s != DP_STAGE_MERGE_BWD);
-}
+static int runs(const dp_run *r, dp_stage s) { return r->ranks > 1 || !dp_stage_sends[s]; }
 
 /* Marks what node i is made of, up to what is shown. */
 static void ancestors(const dp_run *r, int i, unsigned char *mark) {
@@ -91,7 +88,7 @@ dp_blame dp_blame_run(const dp_run *r) {
     }
     if (bad < 0) return b;
     b.stage = NODES[bad].stage;
-    b.backward = b.stage >= DP_STAGE_DAV;
+    b.backward = (int)b.stage >= dp_stages_of(0);
     b.suspect[b.stage] = 1;
     ancestors(r, bad, made);
     for (int i = 0; i < bad; i++) {

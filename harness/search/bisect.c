@@ -34,7 +34,7 @@ typedef struct {
                          pipeline in fp64 */
     dp_chunk_bound *intra, *own; /* [ngroup][HV] */
     dp_bisect *out;
-    dp_stage stage;
+    int stage;
     int run;
     dp_bisect_tallies *tal; /* NULL: rows are held against their bounds */
     struct {
@@ -307,8 +307,8 @@ static double *bisect_zeros_state(const dp_bisect_work *w) {
 static void judge_writes(dp_bisect_work *w, dp_place at, int64_t token, const dp_input_error *in,
                          double tiny) {
     const int K = w->p->K, V = w->p->V, R = dp_rows(w->p);
-    const char *const names[2] = {dp_by_gates(w->p) ? "erase k" : "-lr_a / decay",
-                                  dp_by_gates(w->p) ? "write v" : "v"};
+    static const char *const NAMES[2][2] = {{"-lr_a / decay", "v"}, {"erase k", "write v"}};
+    const char *const *names = NAMES[dp_by_gates(w->p)];
     for (int j = 0; j < R; j++) {
         const int64_t row = token * R + j;
         const double *e = w->t.erasing + row * K, *v = w->t.values + row * V;
@@ -800,9 +800,9 @@ static void judge_H(dp_bisect_work *w, int back, int r, int hv, int sub, const d
 }
 
 /* Judges stage pre_fwd or pre_bwd. */
-static void bisect_stage_pre(dp_bisect_work *w, int backward) {
+static void bisect_stage_pre(dp_bisect_work *w) {
     const dp_problem *p = w->p;
-    const int HV = p->HV, N = w->ref.N;
+    const int HV = p->HV, N = w->ref.N, backward = w->stage >= dp_stages_of(0);
     dp_sim *s = &w->s, *t = &w->t, *ref = &w->ref;
     double **sM = backward ? s->dM : s->M, **tM = backward ? t->dM : t->M,
            **sH = backward ? s->dH : s->H, **tH = backward ? t->dH : t->H;
@@ -839,9 +839,9 @@ static double **exchange_errors(const dp_bisect_work *w, int dir) {
 }
 
 /* Judges stage merge_fwd or merge_bwd. */
-static void bisect_stage_merge(dp_bisect_work *w, int backward) {
+static void bisect_stage_merge(dp_bisect_work *w) {
     const dp_problem *p = w->p;
-    const int HV = p->HV, K = p->K, V = p->V, N = w->ref.N;
+    const int HV = p->HV, K = p->K, V = p->V, N = w->ref.N, backward = w->stage >= dp_stages_of(0);
     dp_sim *ref = &w->ref;
     double **e = exchange_errors(w, backward ? -1 : 1), **s = backward ? w->s.dS_out : w->s.S_in,
            **t = backward ? w->t.dS_out : w->t.S_in;
@@ -871,9 +871,10 @@ static void through(const dp_bisect_work *w, const double *a, int n, const doubl
 }
 
 /* Judges stage state_fwd, its recomputation in the backward, or state_bwd. */
-static void bisect_stage_state(dp_bisect_work *w, int back, int recompute) {
+static void bisect_stage_state(dp_bisect_work *w) {
     const dp_problem *p = w->p;
-    const int K = p->K, V = p->V;
+    const int K = p->K, V = p->V, recompute = w->stage == DP_STAGE_RECOMPUTE,
+              back = w->stage >= dp_stages_of(0) && !recompute;
     const int64_t KV = (int64_t)K * V, size = dp_state_error_size(&w->r, K, V);
     const dp_error_bound_base own = own_bounds(w);
     const double *last_s = back ? w->s.out.ds0 : w->s.out.final_state,
@@ -958,25 +959,17 @@ static void bisect_stage_dAv(dp_bisect_work *w) {
                 DP_BISECT_STORE);
 }
 
+static void bisect_stage_with_last(DP_UNUSED dp_bisect_work *w) {} /* with the stage before it */
+
 /* Judges w->stage, on true inputs. */
 static void bisect_judge_stage(dp_bisect_work *w) {
     switch (w->stage) {
-    case DP_STAGE_GATE: bisect_stage_gate(w); break;
-    case DP_STAGE_INTRA: bisect_stage_intra(w); break;
-    case DP_STAGE_SOLVE: bisect_stage_solve(w); break;
-    case DP_STAGE_WY: bisect_stage_wy(w); break;
-    case DP_STAGE_PRE_FWD: bisect_stage_pre(w, 0); break;
-    case DP_STAGE_MERGE_FWD: bisect_stage_merge(w, 0); break;
-    case DP_STAGE_STATE_FWD: bisect_stage_state(w, 0, 0); break;
-    case DP_STAGE_OUTPUT: bisect_stage_output(w); break;
-    case DP_STAGE_RECOMPUTE: bisect_stage_state(w, 0, 1); break;
-    case DP_STAGE_DAV: bisect_stage_dAv(w); break;
-    case DP_STAGE_PRE_BWD: bisect_stage_pre(w, 1); break;
-    case DP_STAGE_MERGE_BWD: bisect_stage_merge(w, 1); break;
-    case DP_STAGE_STATE_BWD: bisect_stage_state(w, 1, 0); break;
-    case DP_STAGE_WY_BWD: bisect_stage_grads(w); break;
-    case DP_STAGE_INTRA_BWD: break; /* computed with wy_bwd */
-    case DP_STAGE_GATE_BWD: bisect_stage_gate_bwd(w); break;
+#define ROW(ID, NAME, SENDS, JUDGED, ...) \
+    case DP_STAGE_##ID:                   \
+        bisect_stage_##JUDGED(w);         \
+        break;
+#include "ref/chunk/stages.inc"
+#undef ROW
     default: assert(0);
     }
 }
@@ -1084,7 +1077,7 @@ dp_status dp_bisect_sim(const dp_problem *p, const dp_sim_policy *how, int runs,
         bisect_row_at(out, i)->head = dp_calloc((size_t)p->HV, 1);
     }
     const int64_t nch = (int64_t)w.ref.ngroup * p->HV;
-    const int last = same_chunks(&w) ? how->backward ? DP_NSTAGES : DP_STAGE_RECOMPUTE : 0;
+    const int last = same_chunks(&w) ? dp_stages_of(how->backward) : 0;
     for (int i = 0; i < last; i++) {
         if (i == DP_STAGE_PRE_FWD)
             for (int64_t z = 0; z < nch; z++)
@@ -1135,7 +1128,7 @@ void dp_bisect_free(dp_bisect *b) {
 
 static void run_tallied(dp_bisect_work *w, int backward) {
     const int64_t nch = (int64_t)w->ref.ngroup * w->p->HV;
-    for (int i = 0; i < (backward ? DP_NSTAGES : DP_STAGE_RECOMPUTE); i++) {
+    for (int i = 0; i < dp_stages_of(backward); i++) {
         if (i == DP_STAGE_PRE_FWD)
             for (int64_t z = 0; z < nch; z++)
                 dp_bound_exact(&w->own[z]);

@@ -27,57 +27,23 @@ static int chain_factors(const dp_sim *s, int backward) {
     return n;
 }
 
-/* One chunk of one head: c tokens, n rows; whether it lies before the boundary that the pre-process
- * forward, or backward, of its rank prepares. */
-typedef struct {
-    double c, n, pre_f, pre_b;
-} chunk_shape;
-
-static void add_chunk(const dp_sim *s, int stage, chunk_shape x, volume *v) {
-    const double K = s->p->K, V = s->p->V, Kg = dp_Kg(s->p), c = x.c, n = x.n;
+/* Adds chunk g of one head. */
+static void add_chunk(const dp_sim *s, int stage, int g, volume *v) {
+    const dp_group *gr = &s->group[g];
+    const dp_context *ctx = &s->ctx[gr->rank];
+    const double K = s->p->K, V = s->p->V, Kg = dp_Kg(s->p), c = gr->c, n = c * dp_rows(s->p),
+                 pre_f = !ctx->is_last && gr->sub == ctx->nlocal - 1,
+                 pre_b = !ctx->is_first && gr->sub == 0;
+    const int inverse = s->by_inverse;
     switch (stage) {
-    case DP_STAGE_INTRA:
-        v->flops += K * (n * n + c * n);
-        v->shorts += c * n;
+#define ROW(ID, NAME, SENDS, JUDGED, FLOPS, SHORTS, WIDES) \
+    case DP_STAGE_##ID:                                    \
+        v->flops += FLOPS;                                 \
+        v->shorts += SHORTS;                               \
+        v->wides += WIDES;                                 \
         break;
-    case DP_STAGE_SOLVE:
-        v->flops += n * n * n / 3;
-        v->shorts += s->by_inverse ? n * n : 0;
-        break;
-    case DP_STAGE_WY:
-        v->flops += 2 * n * n * (K + V);
-        v->shorts += 2 * n * K + n * V + c * K;
-        v->wides += K;
-        break;
-    case DP_STAGE_PRE_FWD: v->flops += x.pre_f * (4 * n * K * V + 2 * n * K * K); break;
-    case DP_STAGE_STATE_FWD:
-        v->flops += 4 * n * K * V;
-        v->shorts += K * V + n * V;
-        break;
-    case DP_STAGE_OUTPUT:
-        v->flops += 2 * c * K * V + 2 * c * n * V;
-        v->shorts += c * V;
-        break;
-    case DP_STAGE_DAV:
-        v->flops += 2 * c * n * V;
-        v->shorts += n * V;
-        break;
-    case DP_STAGE_PRE_BWD:
-        v->flops += x.pre_b * (4 * n * K * V + 2 * c * K * V + 2 * n * K * K);
-        break;
-    case DP_STAGE_STATE_BWD:
-        v->flops += 4 * n * K * V + 2 * c * K * V;
-        v->shorts += K * V + n * V;
-        break;
-    case DP_STAGE_WY_BWD:
-        v->flops += 4 * n * n * V + 2 * n * K * V;
-        v->shorts += n * V;
-        v->wides += n;
-        break;
-    case DP_STAGE_INTRA_BWD:
-        v->flops += 2 * (c + n) * n * V + 2 * (c + 2 * n) * K * V + 4 * K * (n * n + c * n);
-        v->wides += c * K + n * K + c * Kg;
-        break;
+#include "ref/chunk/stages.inc"
+#undef ROW
     default: break;
     }
 }
@@ -108,16 +74,8 @@ static void add_ranks(const dp_sim *s, int stage, int backward, volume *v) {
 static volume volume_of(const dp_sim *s, int stage, int backward) {
     const double HV = s->p->HV;
     volume v = {0};
-    for (int g = 0; g < s->ngroup; g++) {
-        const int r = s->group[g].rank, sub = s->group[g].sub;
-        const double c = s->group[g].c;
-        add_chunk(s, stage,
-                  (chunk_shape){.c = c,
-                                .n = c * dp_rows(s->p),
-                                .pre_f = !s->ctx[r].is_last && sub == s->ctx[r].nlocal - 1,
-                                .pre_b = !s->ctx[r].is_first && sub == 0},
-                  &v);
-    }
+    for (int g = 0; g < s->ngroup; g++)
+        add_chunk(s, stage, g, &v);
     v.flops *= HV;
     v.shorts *= HV;
     v.wides *= HV;
@@ -392,14 +350,9 @@ static void add_unit(search *q, const char *name, int stage) {
 }
 
 static void units(search *q) {
-    for (int s = 0; s < DP_NSTAGES; s++) {
-        const int ranks = s == DP_STAGE_PRE_FWD || s == DP_STAGE_PRE_BWD ||
-                          s == DP_STAGE_MERGE_FWD || s == DP_STAGE_MERGE_BWD;
-        if (s == DP_STAGE_RECOMPUTE || (ranks && q->rq->N == 1) ||
-            (s > DP_STAGE_RECOMPUTE && !q->rq->backward))
-            continue;
-        add_unit(q, dp_stage_names[s], s);
-    }
+    for (int s = 0; s < dp_stages_of(q->rq->backward); s++)
+        if (s != DP_STAGE_RECOMPUTE && (q->rq->N > 1 || !dp_stage_sends[s]))
+            add_unit(q, dp_stage_names[s], s);
     if (q->rq->N >= 3) add_unit(q, "M chain", DP_NSTAGES);
 }
 

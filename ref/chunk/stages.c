@@ -6,9 +6,15 @@
 #include <string.h>
 
 const char *const dp_stage_names[DP_NSTAGES] = {
-    "gate",      "intra",  "solve",     "wy",      "pre_process_fwd", "merge_fwd",
-    "state_fwd", "output", "recompute", "dAv",     "pre_process_bwd", "merge_bwd",
-    "state_bwd", "wy_bwd", "intra_bwd", "gate_bwd"};
+#define ROW(ID, NAME, ...) NAME,
+#include "stages.inc"
+#undef ROW
+};
+const char dp_stage_sends[DP_NSTAGES] = {
+#define ROW(ID, NAME, SENDS, ...) SENDS,
+#include "stages.inc"
+#undef ROW
+};
 
 #define IN_CHUNK(FIELD) .offset = offsetof(dp_chunk, FIELD)
 #define TOKENS(...) .kind = DP_PER_TOKEN, .axis = {DP_AXIS_T, DP_AXIS_HV, __VA_ARGS__}

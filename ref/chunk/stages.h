@@ -13,29 +13,19 @@
 #include "ref/vocabulary/exchange.h"
 #include "ref/vocabulary/tensors.h"
 
-/* The stages in the order in which they run. Stage all_gather has no code of its own here: the
- * merges read the pairs of other ranks. Stage recompute repeats state_fwd for the backward (only
- * where a fault makes that differ). Stages wy_bwd and intra_bwd run together. */
+/* The stages of stages.inc. Stage all_gather has no code of its own here: the merges read the pairs
+ * of other ranks. Stage recompute repeats state_fwd for the backward (only where a fault makes that
+ * differ). Stages wy_bwd and intra_bwd run together. */
 typedef enum {
-    DP_STAGE_GATE,
-    DP_STAGE_INTRA,
-    DP_STAGE_SOLVE,
-    DP_STAGE_WY,
-    DP_STAGE_PRE_FWD,
-    DP_STAGE_MERGE_FWD,
-    DP_STAGE_STATE_FWD,
-    DP_STAGE_OUTPUT,
-    DP_STAGE_RECOMPUTE,
-    DP_STAGE_DAV,
-    DP_STAGE_PRE_BWD,
-    DP_STAGE_MERGE_BWD,
-    DP_STAGE_STATE_BWD,
-    DP_STAGE_WY_BWD,
-    DP_STAGE_INTRA_BWD,
-    DP_STAGE_GATE_BWD,
+#define ROW(ID, ...) DP_STAGE_##ID,
+#include "stages.inc"
+#undef ROW
     DP_NSTAGES
 } dp_stage;
 extern const char *const dp_stage_names[DP_NSTAGES];
+extern const char dp_stage_sends[DP_NSTAGES]; /* 1: one rank has none of it */
+/* The number of stages of a run, the forward ones first. */
+static inline int dp_stages_of(int backward) { return backward ? DP_NSTAGES : DP_STAGE_RECOMPUTE; }
 
 typedef enum {
     DP_GCUM,
