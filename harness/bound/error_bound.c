@@ -165,7 +165,7 @@ static double of_norm(const dp_problem *p, const dp_rounding *r) {
 static int most_norms(const dp_problem *p) {
     const dp_recurrence *a = dp_recurrence_of(p);
     int most = 1;
-    for (int i = 0; i < 2 * a->n && dp_by_rows(p); i++) {
+    for (int i = 0; i < 2 * a->n; i++) {
         const int n = dp_entry_normed(p, i % 2 ? a->row[i / 2].read : a->row[i / 2].write);
         if (n > most) most = n;
     }
@@ -197,18 +197,18 @@ dp_input_error dp_error_bound_inputs(const dp_problem *p, dp_base base, const dp
     const dp_curve_info *form = &dp_curves[dp_betas[p->beta_form].curve];
     const double entry = base == DP_BASE_FP64 ? 0 : r->u, norm = 2 * r->u + r->us;
     const double given = entry + r->input, stored = p->angle ? fmax(r->us, r->input) : r->input;
-    const double product = dp_by_gates(p)  ? entry + r->u + r->us
-                           : dp_by_rows(p) ? of_products(p, READS, entry, r)
-                                           : 0;
+    const int rows = dp_by_rows(p);
+    const double product = dp_by_gates(p) ? entry + r->u + r->us
+                           : rows         ? of_products(p, READS, entry, r)
+                                          : 0;
     return (dp_input_error){.q = dp_is_normed(p, DP_INPUT_Q) ? norm + (p->angle ? r->us : 0)
                                                              : entry + stored,
-                            .k = dp_by_rows(p) ? r->input + of_products(p, WRITES, entry, r)
-                                 : p->l2norm   ? norm
-                                               : given,
+                            .k = rows        ? r->input + of_products(p, WRITES, entry, r)
+                                 : p->l2norm ? norm
+                                             : given,
                             .erasing = product,
                             .qk_row = p->l2norm ? most_norms(p) * of_norm(p, r) : 0,
-                            .v = dp_by_rows(p) ? of_products(p, VALUES, entry, r)
-                                               : entry + (dp_by_gates(p) ? product : 0),
+                            .v = rows ? of_products(p, VALUES, entry, r) : entry + product,
                             .beta = p->beta_form == DP_BETA_PLAIN ? entry : form->rounded[0] * r->u,
                             .sg = (int64_t)p->HV * dp_Kg(p),
                             .Kg = dp_Kg(p)};
@@ -607,8 +607,7 @@ static void group_open(group_work *x) {
     const dp_problem *p = x->w->ref->p;
     x->q = side_of(x, DP_QKV_Q, 1);
     x->k = side_of(x, DP_QKV_K, dp_rows(p));
-    x->b = dp_grad_bound_new(x->c, x->n, p->K, p->V, x->each, dp_by_gates(p) || dp_by_rows(p),
-                             &x->buf);
+    x->b = dp_grad_bound_new(x->c, x->n, p->K, p->V, x->each, x->w->ref->values != NULL, &x->buf);
 }
 
 static void group_close(group_work *x) {
@@ -986,6 +985,7 @@ static void gradients(const dp_error_bound_base *w, int g, const dp_pass_errors 
                       dp_error_bound *out, gate_sums *sums, double **later) {
     const dp_sim *s = w->ref;
     const dp_problem *p = s->p;
+    const int rows = dp_by_rows(p);
     group_work x = {.w = w,
                     .gr = &s->group[g],
                     .out = out,
@@ -1004,17 +1004,17 @@ static void gradients(const dp_error_bound_base *w, int g, const dp_pass_errors 
             dp_bound_grads(&w->b[z], dout, none, none, none, none, &x.b);
         if (!ps) without_errors(&x);
         if (dp_by_gates(p)) erasing_rows(&x, hv);
-        if (dp_by_rows(p)) own_rows(&x, hv, later);
+        if (rows) own_rows(&x, hv, later);
         add_head(&x, &x.q, hv, x.b.dq, x.b.ndq, x.b.edq);
-        if (!dp_by_rows(p)) add_head(&x, &x.k, hv, x.b.dk, x.b.ndk, x.b.edk);
+        if (!rows) add_head(&x, &x.k, hv, x.b.dk, x.b.ndk, x.b.edk);
         for (int t = 0; t < x.c; t++)
             raw_gate(w, x.gr->t0 + t, hv, x.b.dg + (int64_t)t * p->K, x.b.vdg + (int64_t)t * p->K,
                      out, sums);
-        if (!dp_by_gates(p) && !dp_by_rows(p)) value_rows(&x, hv);
+        if (!s->values) value_rows(&x, hv);
     }
     for (int h = 0; h < p->H; h++) {
         key_rows(&x, &x.q, h);
-        if (!dp_by_rows(p)) key_rows(&x, &x.k, h);
+        if (!rows) key_rows(&x, &x.k, h);
     }
     group_close(&x);
 }

@@ -553,7 +553,7 @@ static double of_key(adjoint *a, int j, const double *dU, double off) {
     const double beta = in->beta[at * dp_rows(p) + j], ne = dp_norm_fro(p->K, e) * off;
     const double read = fabs(beta) * dp_norm_fro(p->V, dU) * (dp_erases(p) ? off : 0),
                  write = dp_norm_fro((int64_t)p->K * p->V, a->G) * fabs(beta) * ne;
-    const double *erase = dp_by_gates(p) ? p->erase + at * p->K : NULL;
+    const double *erase = p->erase ? p->erase + at * p->K : NULL;
     if (dp_by_rows(p)) {
         const dp_row_errors row = {write, read, dp_norm_fro(p->V, dU) * ne};
         a->gate += store_row(p, in, at, j, row, a->w->b->row);
@@ -634,7 +634,7 @@ static void backward_pass(const work *w) {
 
 /* ---- all of it ------------------------------------------------------------------------------- */
 
-int dp_store_has_gradients(const dp_problem *p) { return !dp_by_rows(p) || !dp_has_halo(p); }
+int dp_store_has_gradients(const dp_problem *p) { return !dp_has_halo(p); }
 
 void dp_store_bounds(const dp_problem *p, int N, dp_sending sending, int n, const dp_stores *at,
                      int backward, dp_error_bound *b) {

@@ -156,10 +156,8 @@ static dp_status check_inputs(const dp_casefile *f, const dp_case *c, dp_err *e)
                                   "errors through the rows of %s",
                                   c->op_name);
     if (!dp_has_beta(&c->p) && f->beta != DP_BETA_PLAIN)
-        return dp_casefile_refuse(f, "beta", e, "op = %s has %s", c->op_name,
-                                  dp_by_gates(&c->p)  ? "erase and write in place of beta"
-                                  : dp_by_rows(&c->p) ? "rows of its own in place of beta"
-                                                      : "no beta");
+        return dp_casefile_refuse(f, "beta", e, "op = %s has %s in place of beta", c->op_name,
+                                  dp_strengths[dp_model_of(&c->p)->strength]);
     for (int i = 0; i < 2 && !dp_erases(&c->p); i++) {
         const char *const unused[] = {"beta_lo", "beta_hi"};
         if (dp_casefile_has(f, unused[i]))

@@ -789,22 +789,22 @@ static void try_mistakes(search *s) {
 
 static void try_gates(search *s) {
     const dp_problem *p = &s->c->p;
-    const int erases = dp_erases(p), rows = dp_by_rows(p), gates = dp_by_gates(p);
-    const struct {
-        int has;
+    static const struct {
+        int id;
         const char *input, *said;
-    } each[] = {{1, "g", "gate"},
-                {erases && rows, "lr_a", "lr_a"},
-                {erases && !rows && !gates, "beta", "beta"},
-                {erases && !rows && gates, "erase", "erase"},
-                {erases && !rows && gates, "write", "write"}};
+    } each[] = {{DP_INPUT_G, "g", "gate"},
+                {DP_INPUT_LR_A, "lr_a", "lr_a"},
+                {DP_INPUT_BETA, "beta", "beta"},
+                {DP_INPUT_ERASE, "erase", "erase"},
+                {DP_INPUT_WRITE, "write", "write"}};
     for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
         change h = nothing(s);
         char text[80];
         h.forward = 1;
         h.earlier = each[i].input;
         snprintf(text, sizeof text, "as if every %s were that of the token before", each[i].said);
-        if (each[i].has) attempt(s, *s->o, h, text);
+        if (each[i].id == DP_INPUT_G || dp_recurrence_uses(dp_recurrence_of(p), each[i].id))
+            attempt(s, *s->o, h, text);
     }
 }
 

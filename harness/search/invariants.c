@@ -694,10 +694,10 @@ static void edited_tokens(const dp_check_work *w, int64_t t[EDITED_TOKENS]) {
     t[3] = chunk_of(w, t[0], &end);
 }
 
-/* Another gate, exact in every format. By factors: a weaker one, since a strong one is refused
+/* Another gate, exact in every format. With exp(-g): a weaker one, since a strong one is refused
  * (DP_FACTORS_GATE). */
 static dp_edit edit_of_gate(const dp_problem *p) {
-    return dp_by_rows(p) ? DP_EDIT_WEAKER_GATE : DP_EDIT_GATE;
+    return dp_has_growth(p) ? DP_EDIT_WEAKER_GATE : DP_EDIT_GATE;
 }
 
 /* Inputs of tokens that have a role: another token's values, and another gate. */

@@ -144,7 +144,8 @@ static void store_bf16(dp_sim *s, double *x, int64_t n) {
 /* erase o k with the mean of erase. */
 static void mean_erase(dp_sim *s, DP_UNUSED place *at) {
     const dp_problem *p = s->p;
-    for (int64_t i = 0; dp_by_gates(p) && i < p->T * p->HV; i++) {
+    if (!dp_by_gates(p)) return;
+    for (int64_t i = 0; i < p->T * p->HV; i++) {
         const double *k = s->k + (i / p->HV * p->H + i % p->HV / dp_G(p)) * p->K;
         double mean = 0;
         for (int x = 0; x < p->K; x++)
@@ -152,15 +153,16 @@ static void mean_erase(dp_sim *s, DP_UNUSED place *at) {
         for (int x = 0; x < p->K; x++)
             s->erasing[i * p->K + x] = dp_round_arith(s->base, mean * k[x]);
     }
-    if (dp_by_gates(p)) hit_all(s);
+    hit_all(s);
 }
 
 /* lr_a of the state after its decay. */
 static void read_decayed(dp_sim *s, DP_UNUSED place *at) {
     const dp_problem *p = s->p;
-    for (int64_t i = 0; dp_by_rows(p) && i < p->T * p->HV * p->K; i++)
+    if (!dp_by_rows(p)) return;
+    for (int64_t i = 0; i < p->T * p->HV * p->K; i++)
         s->erasing[(i / p->K * 2) * p->K + i % p->K] = -dp_round_arith(s->base, p->lr_a[i]);
-    if (dp_by_rows(p)) hit_all(s);
+    hit_all(s);
 }
 
 /* exp(-g) of a channel: a key that much longer reads of the decayed state what the key itself reads

@@ -289,7 +289,7 @@ static int is_computed(const dp_problem *p, dp_entry e) {
 static void store_products(dp_sim *s, dp_format f) {
     const dp_problem *p = s->p;
     const int64_t n = dp_rows(p);
-    for (int64_t i = 0; dp_by_rows(p) && i < p->T * p->H * n * p->K; i++)
+    for (int64_t i = 0; i < p->T * p->H * n * p->K; i++)
         if (is_computed(p, dp_row_of(p, i / p->K % n)->write)) s->k[i] = dp_store(f, s->k[i]);
 }
 
@@ -830,7 +830,7 @@ static void activations_bwd(dp_sim *s, double *sums) {
     const int64_t nq = p->T * p->H * p->K, nk = nq * dp_rows(p);
     DP_OWN double *dq = gradient_of_rows(s, leaving.out[DP_RESULT_DQ], s->dq, nq);
     DP_OWN double *dk = gradient_of_rows(s, leaving.out[DP_RESULT_DK], s->dk, nk);
-    double *dg = dp_by_rows(p) ? dp_copy(s->dg, p->T * p->HV * dp_Kg(p)) : s->dg;
+    DP_OWN double *dg = dp_copy(s->dg, p->T * p->HV * dp_Kg(p)); /* writes_bwd adds to it */
     const int Kg = dp_Kg(p);
     const int64_t nA = s->out.dA_log ? p->HV : 0, n = dp_sim_numbers_of_sums(s);
     dp_sim_after(s, DP_AFTER_NORMS, (dp_sim_place){0});
@@ -853,7 +853,6 @@ static void activations_bwd(dp_sim *s, double *sums) {
     (base == DP_BASE_FP64 ? dp_units_bwd : dp_units_bwd_f32)(&s->units, 0, p->T, &s->out);
     dp_sim_replace(&s->norm_q, NULL);
     dp_sim_replace(&s->norm_k, NULL);
-    if (dg != s->dg) free(dg);
     for (int i = 0; i < DP_NRESULTS; i++) /* dv without s->values left before */
         if (dp_leaves(i) && dp_result_fields[i].backward && (i != DP_RESULT_DV || s->values))
             dp_store_all(leaving.out[i], *dp_result_at(&s->out, i), dp_result_count(p, i));
@@ -984,7 +983,7 @@ static void begin_chunks(dp_sim *s) {
 /* exp(-g) of a gate has to be a number of every base (ref/chunk/gate.h). */
 static dp_status factors_overflow(const dp_sim *s, dp_err *e) {
     const dp_problem *p = s->p;
-    for (int64_t i = 0; dp_by_rows(p) && dp_has_growth(p) && i < p->T * p->HV * dp_Kg(p); i++)
+    for (int64_t i = 0; dp_has_growth(p) && i < p->T * p->HV * dp_Kg(p); i++)
         if (s->g[i] < DP_FACTORS_GATE)
             return dp_fail(e, DP_EINPUT, "g: a log decay of %g: %s is computed down to %g", s->g[i],
                            dp_model_of(p)->name, DP_FACTORS_GATE);
@@ -1032,7 +1031,7 @@ dp_status dp_sim_takes(const dp_problem *p, dp_err *e) {
     const dp_design design = dp_design_of(DP_BASE_FP64);
     const dp_sim_options frame = {.frame = 1};
     DP_FREED(dp_sim_free) dp_sim s = {0};
-    if (!dp_by_rows(p) || !dp_has_growth(p)) return DP_OK;
+    if (!dp_has_growth(p)) return DP_OK;
     const dp_status st = dp_sim_open(&s, p, &design, 1, &frame, e);
     if (st) return st;
     sim_do(&s, DP_STAGE_GATE);

@@ -286,7 +286,7 @@ static void token_backward(const head *h, int64_t i) {
         const double norm_k = p->l2norm ? h->a->in.rstd_k[qk * p->R + j] : 1;
         const double through = B * (r + e * D) + dS * e * D;                        /* of dS r */
         double read = D * h->dr[i * p->R + j], again = (before + D) * beta * k * B; /* of S' dr */
-        if (dp_by_gates(p)) {
+        if (p->erase) {
             const double gate = dp_norm_max(p->K, p->erase + at * p->K);
             token_gates(h, i, k * B, read + again);
             read *= gate;

@@ -404,18 +404,17 @@ static void fill_own_rows(dp_problem *p, const dp_inputs_spec *s) {
 
 static void fill_beta(dp_problem *p, const dp_inputs_spec *s) {
     const int64_t n = p->T * p->HV * p->R;
-    if (dp_by_gates(p)) {
+    if (p->model == DP_USER) {
+        fill_own_rows(p, s);
+    } else if (p->lr_a) {
+        fill_factors(p, s);
+    } else if (p->erase) {
         const int64_t ne = p->T * p->HV * p->K, nw = p->T * p->HV * p->V;
         fill_uniform(p->erase, ne, s, ST_ERASE, s->beta_lo, s->beta_hi);
         fill_uniform(p->write, nw, s, ST_WRITE, s->beta_lo, s->beta_hi);
         dp_store_all(s->dtype, p->erase, ne);
         dp_store_all(s->dtype, p->write, nw);
-        return;
     }
-    if (p->model == DP_USER)
-        fill_own_rows(p, s);
-    else if (dp_by_rows(p))
-        fill_factors(p, s);
     if (!p->beta) return;
     if (p->beta_form != DP_BETA_PLAIN) {
         fill_normal(p->beta, n, s, ST_BETA, s->beta_lo, s->beta_hi, s->dtype);

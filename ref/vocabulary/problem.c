@@ -192,6 +192,9 @@ static dp_status check_finite(const char *name, const double *x, int64_t n, dp_e
     return DP_OK;
 }
 
+const char *const dp_strengths[] = {"beta", "erase and write", "nothing", "rows of its own",
+                                    "rows of its own"};
+
 dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e) {
     const struct {
         const char *name;
@@ -211,14 +214,12 @@ dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e) 
             return dp_fail(e, DP_EINPUT, "%s: %s has no such input", dp_input_fields[i].name,
                            dp_model_of(p)->name);
     if (!dp_has_beta(p) && p->beta_form != DP_BETA_PLAIN)
-        return dp_fail(e, DP_EINPUT, "beta: %s has %s", dp_model_of(p)->name,
-                       dp_by_gates(p)  ? "erase and write in its place, as given"
-                       : dp_by_rows(p) ? "what its rows say in its place, as given"
-                                       : "none");
+        return dp_fail(e, DP_EINPUT, "beta: %s has %s in its place, as given", dp_model_of(p)->name,
+                       dp_strengths[dp_model_of(p)->strength]);
     if (dp_by_rows(p) && p->HV != p->H)
         return dp_fail(e, DP_EINPUT, "HV = %d: %s has a query head for each value head, H = %d",
                        p->HV, dp_model_of(p)->name, p->H);
-    if (dp_by_rows(p) && p->l2norm && !dp_recurrence_of(p)->normed)
+    if (p->l2norm && !dp_recurrence_of(p)->normed)
         return dp_fail(e, DP_EINPUT, "l2norm: %s takes q and k as given", dp_model_of(p)->name);
     if (p->pairs < 0 || 2 * dp_pairs(p) > p->K)
         return dp_fail(e, DP_EINPUT, "P = %d: an angle rotates up to K / 2 = %d pairs", p->pairs,

@@ -140,6 +140,7 @@ typedef enum {
     DP_BY_FACTORS, /* its own: S <- diag(exp g) S + lr_b' (lr_a S) + k' v, S before its decay */
     DP_BY_ROWS     /* of DP_USER: as its rows say */
 } dp_strength;
+extern const char *const dp_strengths[]; /* what a token has for it */
 typedef struct {
     const char *name;
     int one_gate, many_keys;

@@ -14,8 +14,9 @@
 #define TIMES(A, B) ENTRY(1, 2, DP_INPUT_##A, DP_INPUT_##B)
 
 /* S <- S + k' beta (v - k S);   S <- S + k' v */
-#define DELTA .n = 1, .row = {{OF(K), OF(K), OF(V), OF(BETA)}}
-#define NOTHING .n = 1, .row = {{OF(K), NONE, OF(V), ONE}}
+#define NORMED .normed = 1U << DP_INPUT_Q | 1U << DP_INPUT_K
+#define DELTA NORMED, .n = 1, .row = {{OF(K), OF(K), OF(V), OF(BETA)}}
+#define NOTHING NORMED, .n = 1, .row = {{OF(K), NONE, OF(V), ONE}}
 
 dp_recurrence dp_recurrences[DP_NMODELS + 1] = {
     [DP_GDN] = {DELTA},
@@ -25,7 +26,7 @@ dp_recurrence dp_recurrences[DP_NMODELS + 1] = {
     [DP_GLA] = {NOTHING},
     [DP_SSD] = {NOTHING},
     /* S <- S + k' (write o v - (erase o k) S) */
-    [DP_GDN2] = {.n = 1, .row = {{OF(K), TIMES(ERASE, K), TIMES(WRITE, V), ONE}}},
+    [DP_GDN2] = {NORMED, .n = 1, .row = {{OF(K), TIMES(ERASE, K), TIMES(WRITE, V), ONE}}},
     /* S <- diag(exp g) S + lr_b' (lr_a S) + k' v */
     [DP_DPLR] = {.before = 1,
                  .reading = DP_READ_UNDECAYED,

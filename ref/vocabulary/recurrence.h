@@ -165,7 +165,6 @@ static inline dp_entry dp_chunk_read(const dp_problem *p, int64_t j) {
 void dp_recurrence_reads(dp_recurrence *a, dp_reading to);
 /* Are rows of that input divided by their norm before anything else? */
 static inline int dp_is_normed(const dp_problem *p, int input) {
-    if (!dp_by_rows(p)) return p->l2norm && (input == DP_INPUT_Q || input == DP_INPUT_K);
     return p->l2norm && dp_recurrence_of(p)->normed >> input & 1;
 }
 static inline const dp_norm_info *dp_norm_of(const dp_problem *p) {
