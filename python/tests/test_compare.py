@@ -22,6 +22,8 @@ SMALL = json.loads((TREE / "harness/tests/data/record-small.json").read_text())
 ROW = {"tensor": "o", "backend": "sim", "base": "fp32", "cases": 9, "ratio": 1, "verdict": "pass"}
 SMALL |= {"pooled": [ROW], "digest": {"value": "0123456789abcdef"}, "verdict": "pass", "errors": 0}
 SMALL["totals"]["fail"] = 0
+for one in (x for run in SMALL["runs"] for x in [run, *run["tensors"]] if x["verdict"] == "fail"):
+    one["verdict"] = "pass"
 RANKED = next(
     i
     for i, r in enumerate(SMALL["runs"])
