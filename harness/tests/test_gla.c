@@ -140,6 +140,7 @@ DP_TEST(gla, a_beta_is_refused) {
     gla.beta = NULL;
     gla.beta_form = DP_BETA_SIGMOID;
     e = (dp_err){0};
-    CHECK(dp_problem_check(&gla, 0, &e) == DP_EINPUT && strstr(e.msg, "gla has none"), "%s", e.msg);
+    CHECK(dp_problem_check(&gla, 0, &e) == DP_EINPUT && strstr(e.msg, "gla has nothing in"), "%s",
+          e.msg);
     dp_problem_free(&gla);
 }

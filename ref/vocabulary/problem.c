@@ -214,7 +214,7 @@ dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e) 
             return dp_fail(e, DP_EINPUT, "%s: %s has no such input", dp_input_fields[i].name,
                            dp_model_of(p)->name);
     if (!dp_has_beta(p) && p->beta_form != DP_BETA_PLAIN)
-        return dp_fail(e, DP_EINPUT, "beta: %s has %s in its place, as given", dp_model_of(p)->name,
+        return dp_fail(e, DP_EINPUT, "beta: %s has %s in its place", dp_model_of(p)->name,
                        dp_strengths[dp_model_of(p)->strength]);
     if (dp_by_rows(p) && p->HV != p->H)
         return dp_fail(e, DP_EINPUT, "HV = %d: %s has a query head for each value head, H = %d",
