@@ -88,7 +88,7 @@ dp_blame dp_blame_run(const dp_run *r) {
     }
     if (bad < 0) return b;
     b.stage = NODES[bad].stage;
-    b.backward = (int)b.stage >= dp_stages_of(0);
+    b.backward = dp_stage_is_backward(b.stage);
     b.suspect[b.stage] = 1;
     ancestors(r, bad, made);
     for (int i = 0; i < bad; i++) {

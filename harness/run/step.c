@@ -56,11 +56,10 @@ static dp_status convolve(const dp_case *c, const dp_step_run *s, const double *
         out[n++] = &r[i];
     }
     const dp_status st = dp_convolve(part, n, s->base, s->N, s->be, out, e);
-    dp_sim of = dp_sim_around(s->fault, &c->p, s->base, s->N, s->hit);
     for (int i = 0; i < DP_NQKV && !st; i++)
         if (c->step.on[i])
-            dp_sim_after(&of, DP_AFTER_CONV,
-                         (dp_sim_place){.at = i, .conv = &v[i], .convolved = &r[i]});
+            dp_sim_convolved(s->fault, &c->p, s->base, s->N, s->hit,
+                             (dp_sim_place){.at = i, .conv = &v[i], .convolved = &r[i]});
     return st;
 }
 

@@ -90,8 +90,8 @@ static dp_status compute(const dp_planned *x, dp_sharding *sp, DP_UNUSED void **
     const dp_status st = dp_convolve(&v, 1, x->base, N, be, &got, e);
     if (st) return st;
     (dp_backends[be].simulated ? dp_conv_bound : dp_conv_bound_sigmoid32)(v, x->base, N, &y->bound);
-    dp_sim of = dp_sim_around(sp->std->o->fault, NULL, x->base, N, NULL);
-    dp_sim_after(&of, DP_AFTER_CONV, (dp_sim_place){.conv = v, .convolved = &y->got});
+    dp_sim_convolved(sp->std->o->fault, NULL, x->base, N, NULL,
+                     (dp_sim_place){.conv = v, .convolved = &y->got});
     return DP_OK;
 }
 

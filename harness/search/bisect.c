@@ -802,7 +802,7 @@ static void judge_H(dp_bisect_work *w, int back, int r, int hv, int sub, const d
 /* Judges stage pre_fwd or pre_bwd. */
 static void bisect_stage_pre(dp_bisect_work *w) {
     const dp_problem *p = w->p;
-    const int HV = p->HV, N = w->ref.N, backward = w->stage >= dp_stages_of(0);
+    const int HV = p->HV, N = w->ref.N, backward = dp_stage_is_backward(w->stage);
     dp_sim *s = &w->s, *t = &w->t, *ref = &w->ref;
     double **sM = backward ? s->dM : s->M, **tM = backward ? t->dM : t->M,
            **sH = backward ? s->dH : s->H, **tH = backward ? t->dH : t->H;
@@ -841,7 +841,8 @@ static double **exchange_errors(const dp_bisect_work *w, int dir) {
 /* Judges stage merge_fwd or merge_bwd. */
 static void bisect_stage_merge(dp_bisect_work *w) {
     const dp_problem *p = w->p;
-    const int HV = p->HV, K = p->K, V = p->V, N = w->ref.N, backward = w->stage >= dp_stages_of(0);
+    const int HV = p->HV, K = p->K, V = p->V, N = w->ref.N;
+    const int backward = dp_stage_is_backward(w->stage);
     dp_sim *ref = &w->ref;
     double **e = exchange_errors(w, backward ? -1 : 1), **s = backward ? w->s.dS_out : w->s.S_in,
            **t = backward ? w->t.dS_out : w->t.S_in;
@@ -874,7 +875,7 @@ static void through(const dp_bisect_work *w, const double *a, int n, const doubl
 static void bisect_stage_state(dp_bisect_work *w) {
     const dp_problem *p = w->p;
     const int K = p->K, V = p->V, recompute = w->stage == DP_STAGE_RECOMPUTE,
-              back = w->stage >= dp_stages_of(0) && !recompute;
+              back = dp_stage_is_backward(w->stage) && !recompute;
     const int64_t KV = (int64_t)K * V, size = dp_state_error_size(&w->r, K, V);
     const dp_error_bound_base own = own_bounds(w);
     const double *last_s = back ? w->s.out.ds0 : w->s.out.final_state,

@@ -1090,8 +1090,10 @@ static dp_sim_acts acts_of(dp_fault fault) {
     return a;
 }
 
-dp_sim dp_sim_around(dp_fault fault, const dp_problem *p, dp_base base, int N, unsigned char *hit) {
-    return (dp_sim){.p = p, .base = base, .N = N, .acts = acts_of(fault), .hit = hit};
+void dp_sim_convolved(dp_fault fault, const dp_problem *p, dp_base base, int N, unsigned char *hit,
+                      dp_sim_place place) {
+    dp_sim s = {.p = p, .base = base, .N = N, .acts = acts_of(fault), .hit = hit};
+    dp_sim_after(&s, DP_AFTER_CONV, place);
 }
 
 dp_status dp_sim_new_chunks(dp_sim *s, const dp_problem *p, dp_base base, int chunk, int N,

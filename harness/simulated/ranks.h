@@ -193,8 +193,9 @@ void dp_sim_stage(dp_sim *s, dp_stage stage);
 
 /* Calls the function of an event, if there is one. */
 void dp_sim_after(dp_sim *s, int event, dp_sim_place place);
-/* A simulation for its events alone; nothing to free. hit: as above, or NULL. */
-dp_sim dp_sim_around(dp_fault fault, const dp_problem *p, dp_base base, int N, unsigned char *hit);
+/* DP_AFTER_CONV, outside of a simulation. hit: as above, or NULL. */
+void dp_sim_convolved(dp_fault fault, const dp_problem *p, dp_base base, int N, unsigned char *hit,
+                      dp_sim_place place);
 /* Is rank r (part r) computed here? */
 int dp_sim_has(const dp_sim *s, int r);
 /* The value of a stage tensor, in its shape (ref/chunk/stages.h), to be freed; NAN where a rank has

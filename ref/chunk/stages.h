@@ -26,6 +26,7 @@ extern const char *const dp_stage_names[DP_NSTAGES];
 extern const char dp_stage_sends[DP_NSTAGES]; /* 1: one rank has none of it */
 /* The number of stages of a run, the forward ones first. */
 static inline int dp_stages_of(int backward) { return backward ? DP_NSTAGES : DP_STAGE_RECOMPUTE; }
+static inline int dp_stage_is_backward(int stage) { return stage >= dp_stages_of(0); }
 
 typedef enum {
     DP_GCUM,

@@ -192,8 +192,11 @@ static dp_status check_finite(const char *name, const double *x, int64_t n, dp_e
     return DP_OK;
 }
 
-const char *const dp_strengths[] = {"beta", "erase and write", "nothing", "rows of its own",
-                                    "rows of its own"};
+const char *const dp_strengths[] = {[DP_BY_BETA] = "beta",
+                                    [DP_BY_GATES] = "erase and write",
+                                    [DP_BY_NOTHING] = "nothing",
+                                    [DP_BY_FACTORS] = "rows of its own",
+                                    [DP_BY_ROWS] = "rows of its own"};
 
 dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e) {
     const struct {
