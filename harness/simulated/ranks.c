@@ -289,8 +289,11 @@ static int is_computed(const dp_problem *p, dp_entry e) {
 static void store_products(dp_sim *s, dp_format f) {
     const dp_problem *p = s->p;
     const int64_t n = dp_rows(p);
-    for (int64_t i = 0; i < p->T * p->H * n * p->K; i++)
-        if (is_computed(p, dp_row_of(p, i / p->K % n)->write)) s->k[i] = dp_store(f, s->k[i]);
+    for (int64_t j = 0; j < n; j++) {
+        if (!is_computed(p, dp_row_of(p, j)->write)) continue;
+        for (int64_t i = j; i < p->T * p->H * n; i += n)
+            dp_store_all(f, s->k + i * p->K, p->K);
+    }
 }
 
 /* Erasing keys and values: stored like factors in base bf16, as FLA has them. */
