@@ -44,14 +44,11 @@ static const Layout layouts[] = {
     {"28k,4k", {28 * KT, 4 * KT}},
     {"40k,1k,8k", {40 * KT, KT, 8 * KT}},
     {"128k,1k", {128 * KT, KT}},
-    {"2k", {2 * KT}}, /* from here on small ones */
-    {"4k", {4 * KT}},
-    {"4x1k", equal(4, KT)},
-    {"64x1k", equal(64, KT)},
-    {"16x256", equal(16, 256)},
-    {"16x4k", equal(16, 4 * KT)},
 };
-#define SMALL 18 /* the first small one */
+static const Layout small[] = {
+    {"2k", {2 * KT}},         {"4k", {4 * KT}},           {"4x1k", equal(4, KT)},
+    {"64x1k", equal(64, KT)}, {"16x256", equal(16, 256)}, {"16x4k", equal(16, 4 * KT)},
+};
 
 struct Row {
     const Layout *layout;
@@ -207,9 +204,9 @@ static std::vector<Row> rows(bool all) {
                     r.push_back({&layouts[i], HV, one_gate, SLOW});
     }
     for (bool one_gate : {false, true})
-        for (const Layout *l = layouts + SMALL; l < std::end(layouts); l++)
-            for (int HV : {2, 16})
-                if (all) r.push_back({l, HV, one_gate, SLOW});
+        for (const Layout &l : small)
+            for (int HV : {2, 4, 8, 16})
+                if (all) r.push_back({&l, HV, one_gate, SLOW});
     for (int i : some)
         if (all) r.push_back({&layouts[i], 8, false, FAST});
     for (bool one_gate : {false, true})

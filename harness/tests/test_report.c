@@ -267,11 +267,14 @@ static char *edited(const char *record, const char *after, const char *from, con
     return out;
 }
 
+/* An edit by edited(), and words that tell of it. */
+typedef struct {
+    const char *after, *from, *to, *says;
+} edit;
+
 DP_TEST(report, malformed_records_are_refused_by_file_and_field) {
     NEED_MATPLOTLIB();
-    static const struct {
-        const char *after, *from, *to, *says;
-    } bad[] = {
+    static const edit bad[] = {
         {"{", "\"schema_version\": 1", "\"schema_version\": 2",
          "schema_version: this program reads version 1, found 2"},
         {"{", "\"schema_version\": 1", "\"schema_version\": true",
@@ -333,9 +336,7 @@ DP_TEST(report, missing_and_empty_files_are_refused) {
 
 DP_TEST(report, contradictions_in_a_record_are_said) {
     NEED_MATPLOTLIB();
-    static const struct {
-        const char *after, *from, *to, *says;
-    } t[] = {
+    static const edit t[] = {
         {"\"totals\"", "\"pass\": 13", "\"pass\": 14",
          "The record&#39;s totals (pass 14, fail 1, skipped 1, unjudged 1) disagree with its runs"},
         {"\"totals\"", "\"verdict\": \"fail\"", "\"verdict\": \"pass\"",

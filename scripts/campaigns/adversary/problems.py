@@ -58,7 +58,10 @@ class Problem:
         return self.keys.get("keys") == "exact"
 
 
-def gate_lines(rng, forms=("log", "log", "softplus", "softplus", "lower_bound")):
+GATES = ("log", "log", "softplus", "softplus", "lower_bound")
+
+
+def gate_lines(rng, forms=GATES):
     gate = rng.choice(forms)
     lines = ["gate = " + gate]
     if gate == "log":
@@ -172,9 +175,8 @@ def recurrence_text(op, seed):
     lines += ["seed = %d" % (50000 + seed), "T = %d" % T, "H = %d" % H, "HV = %d" % HV]
     lines += ["K = %d" % rng.choice([16, 32]), "V = %d" % rng.choice([16, 24, 32])]
     lines += ["R = %d" % R, "dtype = bf16", "ranks = 1", "base = fp32,bf16", "chain = fp32"]
-    lines += gate_lines(rng, *(["log"],) * (op in TWINS)) + (
-        beta_lines(rng, R) if op in BY_BETA else []
-    )
+    lines += gate_lines(rng, ["log"] if op in TWINS else GATES)
+    lines += beta_lines(rng, R) if op in BY_BETA else []
     if op not in ("dplr", "gla", "ssd", *TWINS):
         lines += ["l2norm = yes", "keys = %s" % rng.choice(["random", "correlated", "subspace"])]
     elif rng.random() < 0.3:
