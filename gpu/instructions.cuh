@@ -128,14 +128,16 @@ __device__ __forceinline__ uint32_t to_fp16(float x, float y) {
 #endif
     return halves;
 }
-/* The low two of four codes, e5m2 or e4m3. */
-template <bool E5M2> __device__ __forceinline__ float2 of_fp8(uint32_t codes) {
+/* The low (HIGH: the high) two of four codes, e5m2 or e4m3. */
+template <bool E5M2, bool HIGH> __device__ __forceinline__ float2 of_fp8(uint32_t codes) {
 #if FP8_CONVERSIONS
+    uint16_t low, high;
     uint32_t halves;
+    asm("mov.b32 {%0, %1}, %2;" : "=h"(low), "=h"(high) : "r"(codes));
     if (E5M2)
-        asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)codes));
+        asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(HIGH ? high : low));
     else
-        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)codes));
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(HIGH ? high : low));
     return of_fp16(halves);
 #else
     return make_float2(0, 0);

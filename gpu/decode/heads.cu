@@ -39,8 +39,8 @@ template <int FORM, bool VK> struct Stage {
 template <int FORM, bool VK> struct Room {
     alignas(16) Stage<FORM, VK> stage[Plan<FORM, VK>::STAGES];
     Input<SIDE, 1, SIDE> in[TOKENS_AHEAD];
-    alignas(16) float sums[2][2][SIDE];                         /* of half the rows: k S, S' q */
-    alignas(16) float below[STRIPS][SIDE], above[STRIPS][SIDE]; /* of the rows' scales (codes) */
+    alignas(16) float sums[2][2][SIDE];    /* of half the rows: k S, S' q */
+    alignas(16) float below[STRIPS][SIDE]; /* of the rows' scales (all_codes) */
 };
 struct Rings {
     RingOf<MOST> states;
@@ -170,10 +170,10 @@ template <int FORM, bool VK> struct Strip {
         }
         if constexpr (MASK > 1) exchange<N / 2, MASK / 2>(most);
     }
-    /* Scales of a lane's rows to the stage, what products with 1 / scale may be to the room. The
+    /* Scales of a lane's rows to the stage, what all_codes() multiplies by to the room. The
      * largest numbers of its rows are exchanged by halves among eight lanes, and in the end each
      * has those of some. Returns whether one is below LEAST_SCALE. */
-    __device__ bool put_scales(S &stage, float *below, float *above) const {
+    __device__ bool put_scales(S &stage, float *below) const {
         float most[ROWS];
 #pragma unroll
         for (int i = 0; i < ROWS; i++)
@@ -184,30 +184,28 @@ template <int FORM, bool VK> struct Strip {
         bool tiny = false;
 #pragma unroll
         for (int i = 0; i < ROWS / 8; i++) {
-            const float scale = unit_of<FORM>(most[i]), r = rcp(scale);
+            const float scale = unit_of<FORM>(most[i]);
             stage.scale(row + i, strip) = scale;
-            below[row + i] = r * BELOW;
-            above[row + i] = r * ABOVE;
+            below[row + i] = rcp(scale) * BELOW;
             tiny |= scale < LEAST_SCALE;
         }
         return __any_sync(~0u, tiny);
     }
     /* place: of the head's first number among those of the slot. */
-    __device__ void store(S &stage, float *below, float *above, int64_t place) const {
+    __device__ void store(S &stage, float *below, int64_t place) const {
         bool tiny = false;
         if constexpr (is_scaled(FORM)) {
-            tiny = put_scales(stage, below, above);
+            tiny = put_scales(stage, below);
             __syncwarp();
         }
         each_group([&](int t, int j) {
             alignas(16) uint32_t words[4][words_of(FORM, 4)];
             const float(*x)[COLS] = s + 16 * t + 4 * j;
             if constexpr (is_scaled(FORM)) {
-                alignas(16) float low[4], high[4];
+                alignas(16) float low[4];
                 copy<16>(low, below + top(t, j));
-                copy<16>(high, above + top(t, j));
                 all_codes<FORM, 16>(
-                    x[0], low, high, [&](int i) { return stage.scale(top(t, j) + i, strip); }, tiny,
+                    x[0], low, [&](int i) { return stage.scale(top(t, j) + i, strip); }, tiny,
                     words[0]);
             } else {
                 float y[4][4];
@@ -336,8 +334,7 @@ static __device__ void compute(const DecodeArgs &a, Room<FORM, VK> &room, Rings 
             w[n] = in.beta[0] * (in.v[0][S.col() + n] - y[n]);
         S.write(in, w, room.sums[1], y);
         if (stays)
-            S.store(room.stage[stage.slot], room.below[S.strip], room.above[S.strip],
-                    (int64_t)in.hv * SIDE * SIDE);
+            S.store(room.stage[stage.slot], room.below[S.strip], (int64_t)in.hv * SIDE * SIDE);
         drain_fence();
         __syncwarp();
         bar_arrive_warp(&rings.inputs.empty[token.slot], lane);

@@ -84,7 +84,7 @@ template <int FORM> struct Code {
             }
 #if FP8_CONVERSIONS
             if (j % 2) continue;
-            const float2 two = of_fp8<E5M2>(codes >> 8 * j);
+            const float2 two = j ? of_fp8<E5M2, true>(codes) : of_fp8<E5M2, false>(codes);
             x[j] = two.x;
             x[j + 1] = two.y;
 #else
@@ -93,29 +93,32 @@ template <int FORM> struct Code {
 #endif
         }
     }
-    /* r x to nearest even, |r x| up to MOST in all but the last bits. */
-    static __device__ uint32_t codes(const float x[4], float r) {
+    /* r x times `more` to nearest even, |r x| up to MOST in all but the last bits. */
+    static __device__ uint32_t codes(const float x[4], float r, float more) {
         uint32_t of[4];
-        if (is_int8(FORM)) { /* 1.5 * 2^23 + code */
-            for (int j = 0; j < 4; j++)
-                of[j] = __float_as_uint(fmaf(x[j], r, 12582912.f));
+        float y[4];
+        for (int j = 0; j < 4; j++) /* int8: 1.5 * 2^23 + code */
+            if (is_int8(FORM))
+                of[j] = __float_as_uint(fmaf(x[j], r * more, 12582912.f));
+            else
+                y[j] = x[j] * r * more;
+        if (is_int8(FORM))
             return __byte_perm(__byte_perm(of[0], of[1], 0x40), __byte_perm(of[2], of[3], 0x40),
                                0x5410);
-        }
 #if FP8_CONVERSIONS
-        return to_fp8<E5M2>(x[0] * r, x[1] * r) | to_fp8<E5M2>(x[2] * r, x[3] * r) << 16;
+        return to_fp8<E5M2>(y[0], y[1]) | to_fp8<E5M2>(y[2], y[3]) << 16;
 #else
         for (int j = 0; j < 4; j++)
-            of[j] = with_sign(nearest(fabsf(x[j] * r)), x[j]);
+            of[j] = with_sign(nearest(fabsf(y[j])), x[j]);
         return of[0] | of[1] << 8 | of[2] << 16 | of[3] << 24;
 #endif
     }
 };
 
-/* r = rcp(s) is within 2^-23 of 1/s, and two products round. Hence x / s lies between x r BELOW and
- * x r ABOVE, and has their code if they have one. */
+/* r = rcp(s) is within 2^-23 of 1/s, and three products round. Hence x / s lies between x (r BELOW)
+ * and that times ABOVE, and has their code if they have one. */
 #define BELOW (1.f - 5 * 0x1p-24f)
-#define ABOVE (1.f + 6 * 0x1p-24f)
+#define ABOVE (1.f + 6 * 0x1p-23f)
 #define LEAST_SCALE 0x1p-100f
 
 /* x / scale to nearest even: of two codes the remainder at their middle decides. */
@@ -123,7 +126,7 @@ template <int FORM> static __device__ uint32_t exact_code(float x, float scale) 
     const float up = scale < LEAST_SCALE ? 1 / LEAST_SCALE : 1.f, s = scale * up, r = rcp(s);
     const float size = fabsf(x) * up;
     const uint32_t low = Code<FORM>::nearest(size * (r * BELOW));
-    const uint32_t high = Code<FORM>::nearest(size * (r * ABOVE));
+    const uint32_t high = Code<FORM>::nearest(size * (r * BELOW) * ABOVE);
     const float middle = 0.5f * (Code<FORM>::value(low) + Code<FORM>::value(high));
     const float rest = fmaf(-s, middle, size);
     return Code<FORM>::with_sign(rest > 0 || (rest == 0 && low & 1) ? high : low, x);
@@ -139,23 +142,23 @@ template <int N, class T> static __device__ __forceinline__ T pick(const T *x, i
     return y;
 }
 
-/* N numbers, each four with a scale(i). tiny: scales may be below LEAST_SCALE. */
+/* N numbers, each four with a scale(i), of which below[i] is rcp times BELOW. tiny: scales may be
+ * below LEAST_SCALE. */
 template <int FORM, int N, class F>
-static __device__ __forceinline__ void all_codes(const float *x, const float below[N / 4],
-                                                 const float above[N / 4], F scale, bool tiny,
-                                                 uint32_t *codes) {
-    uint32_t differ[N / 4], any = 0;
+static __device__ __forceinline__ void all_codes(const float *x, const float below[N / 4], F scale,
+                                                 bool tiny, uint32_t *codes) {
+    uint32_t above[N / 4], any = 0;
 #pragma unroll
     for (int i = 0; i < N / 4; i++) {
-        codes[i] = Code<FORM>::codes(x + 4 * i, below[i]);
-        differ[i] = codes[i] ^ Code<FORM>::codes(x + 4 * i, above[i]);
-        any |= differ[i];
+        codes[i] = Code<FORM>::codes(x + 4 * i, below[i], 1.f);
+        above[i] = Code<FORM>::codes(x + 4 * i, below[i], ABOVE);
+        any |= codes[i] ^ above[i];
     }
     if (__builtin_expect(any || tiny, 0))
 #pragma unroll 1
         for (int i = 0; i < N / 4; i++) {
             uint32_t exact = 0;
-            if (!tiny && !pick<N / 4>(differ, 1, i)) continue;
+            if (!tiny && pick<N / 4>(codes, 1, i) == pick<N / 4>(above, 1, i)) continue;
 #pragma unroll
             for (int n = 0; n < 4; n++)
                 exact |= exact_code<FORM>(pick<N / 4>(x + n, 4, i), scale(i)) << 8 * n;
@@ -370,14 +373,12 @@ __device__ __forceinline__ void put_numbers(const HeadAt &to, int at, const floa
             }
             copy<2 * N>(to.left(at), rests);
         } else {
-            const float r = rcp(scale);
-            float below[N / 4], above[N / 4];
-            for (int i = 0; i < N / 4; i++) {
-                below[i] = r * BELOW;
-                above[i] = r * ABOVE;
-            }
+            const float r = rcp(scale) * BELOW;
+            float below[N / 4];
+            for (int i = 0; i < N / 4; i++)
+                below[i] = r;
             all_codes<FORM, N>(
-                x, below, above, [&](int) { return scale; }, scale < LEAST_SCALE, words);
+                x, below, [&](int) { return scale; }, scale < LEAST_SCALE, words);
         }
         if (at % SCALE_COLUMNS == 0) *to.scale(at) = scale;
     }
