@@ -271,10 +271,11 @@ struct RowsOut {
     char *kg, *qg, *kgam;
 };
 
-/* Row i of the warp's 8, in place of what it is made of: ka qa kd kb, far; kg and qg go out. BLOCK:
- * 0, 3, or 1 for both others. WIDE: some entries of kd, ka, qa are left to the pairwise sums. Else
- * f.next is the decay to the next anchor itself, and kb is kd times it (Anchors::solve). */
-template <int BLOCK, bool WIDE, int K, class AFTER>
+/* Row i of the warp's 8, in place of what it is made of: ka qa kd kb, far; kg and qg go out. WIDE:
+ * some entries of kd, ka, qa are left to the pairwise sums. Else f.next is the decay to the next
+ * anchor itself, and kb is kd times it (Anchors::solve). The blocks share the code: with some of
+ * their own, 12% of the stalls were waits for instructions. */
+template <bool WIDE, int K, class AFTER>
 __device__ __forceinline__ void decay_row(ChunkSmem<K, AFTER> &sm, const RowsOut &out,
                                           const Own<K> &own, const Factors<K / 32> &f, int i) {
     const int E = K / 32;
@@ -307,15 +308,19 @@ __device__ __forceinline__ void decay_row(ChunkSmem<K, AFTER> &sm, const RowsOut
     put_near<WIDE, E>(place<bf16>(sm, row), down, gam);
     put_near<WIDE, E>(place<bf16>(sm, row + own.QA), q, gam);
     put<E>(place<bf16>(sm, row + own.KD), up);
-    if (BLOCK < 3) put<E>(place<bf16>(sm, high), on);
-    if (BLOCK == 3) put<E>(place<bf16>(sm, high), q, f.far);
-    if (BLOCK == 0) put<E>(place<bf16>(sm, side), on, f.far);
-    if (BLOCK == 3) put<E>(place<bf16>(sm, side), down, f.far);
+    if (own.I < 3)
+        put<E>(place<bf16>(sm, high), on);
+    else
+        put<E>(place<bf16>(sm, high), q, f.far);
+    if (own.I == 0)
+        put<E>(place<bf16>(sm, side), on, f.far);
+    else if (own.I == 3)
+        put<E>(place<bf16>(sm, side), down, f.far);
     put<E>((bf16 *)(out.kg + row), on, f.end);
     put<E>((bf16 *)(out.qg + row), q, f.start);
     if (!AFTER::MAKES_W) put<E>((bf16 *)(out.kgam + row), down, f.start);
 }
-template <int BLOCK, int K, class AFTER>
+template <int K, class AFTER>
 __device__ __forceinline__ void decay_rows(ChunkSmem<K, AFTER> &sm, const ChunkOut &o,
                                            const Place &p, const Own<K> &own,
                                            const Factors<K / 32> &f) {
@@ -324,7 +329,7 @@ __device__ __forceinline__ void decay_rows(ChunkSmem<K, AFTER> &sm, const ChunkO
     if (is_wide<K / 32>(sm.wide[own.I])) {
 #pragma unroll 1
         for (int i = 0; i < 8; i++)
-            decay_row<BLOCK, true>(sm, out, own, f, i);
+            decay_row<true>(sm, out, own, f, i);
         return;
     }
     Factors<K / 32> g = f;
@@ -333,7 +338,7 @@ __device__ __forceinline__ void decay_rows(ChunkSmem<K, AFTER> &sm, const ChunkO
         g.next[e] = ex2(f.next[e]);
 #pragma unroll 1
     for (int i = 0; i < 8; i++)
-        decay_row<BLOCK, false>(sm, out, own, g, i);
+        decay_row<false>(sm, out, own, g, i);
 }
 
 /* The gate's sums from the chunk's start, to be read as a stage. */
@@ -380,12 +385,7 @@ __device__ __forceinline__ void make_rows(const Dims &d, const dpg_tensors &t, c
     f.load(sm, own);
     if (o.gcum) keep_gcum(sm, o.gcum, p.tile, own, f);
     __syncthreads();
-    if (own.I == 0)
-        decay_rows<0>(sm, o, p, own, f);
-    else if (own.I == 3)
-        decay_rows<3>(sm, o, p, own, f);
-    else
-        decay_rows<1>(sm, o, p, own, f);
+    decay_rows(sm, o, p, own, f);
 }
 
 /* ---- products -------------------------------------------------------------------------------- */
@@ -489,13 +489,17 @@ __device__ __forceinline__ void step_anchors(ChunkSmem<K, Solve<K, V>> &sm, cons
     }
 }
 
-/* Rows 16 I .. of w: T B times ka, block column by block column times what lies between anchors. */
+/* Rows 16 I .. of w = T B ka, block column by block column times what lies between anchors (m = 0),
+ * or of u = T B v. */
 template <int K, int V>
-__device__ __forceinline__ void make_w(ChunkSmem<K, Solve<K, V>> &sm, bf16 *w, Odd &odd, int I,
-                                       int warp, int lane) {
-    for (int group = 0; group < K / 64; group++) {
+__device__ __forceinline__ void make_w_and_u(ChunkSmem<K, Solve<K, V>> &sm, const ChunkOut &o,
+                                             int64_t tile, Odd &odd, int I, int m, int lane) {
+    Solve<K, V> &s = sm.x.s;
+#pragma unroll 1
+    for (int group = 0; group < (m ? V : K) / 64; group++) {
         float acc[8][4] = {};
         auto decay = [&](int J, float(*acc)[4]) {
+            if (m) return;
 #pragma unroll
             for (int n = 0; n < 8; n++) {
                 float2 f = *(const float2 *)&sm.before[J][group * 64 + n * 8 + lane % 4 * 2];
@@ -504,21 +508,12 @@ __device__ __forceinline__ void make_w(ChunkSmem<K, Solve<K, V>> &sm, bf16 *w, O
                     acc[n][e] *= e % 2 ? f.y : f.x;
             }
         };
-        times_TB(acc, sm.x.s.TB, sm.ka, group, I, lane,
+        times_TB(acc, s.TB, m ? s.v : sm.ka, group, I, lane,
                  [&](int J, float(*acc)[4]) { decay(J + 1, acc); });
         decay(0, acc);
         odd.take(acc);
-        send<false>(sm.x.s.x.out[warp], acc, w, I, group, lane);
-    }
-}
-template <int K, int V>
-__device__ __forceinline__ void make_u(ChunkSmem<K, Solve<K, V>> &sm, bf16 *u, Odd &odd, int I,
-                                       int warp, int lane) {
-    for (int group = 0; group < V / 64; group++) {
-        float acc[8][4] = {};
-        times_TB(acc, sm.x.s.TB, sm.x.s.v, group, I, lane, [](int, float(*)[4]) {});
-        odd.take(acc);
-        send<true>(sm.x.s.x.out[warp], acc, u, I, group, lane);
+        send(m, s.x.out[4 * m + I], acc, m ? o.u + tile * C * V : o.w + tile * C * K, I, group,
+             lane);
     }
 }
 
@@ -564,10 +559,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     round_T(sm.x.s, o.T ? o.T + p.tile * C * C : NULL, warp, lane);
     __syncthreads();
     Odd odd = {o.odd && I == 3, 0.f};
-    if (m)
-        make_u(sm, o.u + p.tile * C * V, odd, I, warp, lane);
-    else
-        make_w(sm, o.w + p.tile * C * K, odd, I, warp, lane);
+    make_w_and_u(sm, o, p.tile, odd, I, m, lane);
     odd.leave(o.odd, p.tile, sm.own, m, lane);
     drain_wait(lane);
 }

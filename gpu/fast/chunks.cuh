@@ -256,21 +256,20 @@ __device__ __forceinline__ void send_TB(const Inverse &sm, bf16 *TB, const Place
 }
 
 /* 64 columns of 16 rows from accumulators to shared memory, then out by the warp. */
-template <bool SLICED>
-__device__ __forceinline__ void send(bf16 *stage, const float acc[8][4], bf16 *tile, int I,
-                                     int group, int lane) {
+__device__ __forceinline__ void send(bool sliced, bf16 *stage, const float acc[8][4], bf16 *tile,
+                                     int I, int group, int lane) {
     drain_wait(lane);
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         uint32_t row = across_row(lane), p = across_p(lane);
         int at =
-            SLICED ? n * 256 + piece_at(16, 0, row, p) : (row * 8 + ((2 * n + p) ^ (row & 7))) * 8;
+            sliced ? n * 256 + piece_at(16, 0, row, p) : (row * 8 + ((2 * n + p) ^ (row & 7))) * 8;
         store_16x16(saddr(stage + at), acc[2 * n], acc[2 * n + 1]);
     }
     drain_fence();
     __syncwarp();
-    if (SLICED) {
+    if (sliced) {
         for (int n = 0; n < 4; n++)
             drain(tile + ((group * 4 + n) * C + I * 16) * 16, stage + n * 256, 512, lane);
     } else {
@@ -327,9 +326,8 @@ template <class F>
 __device__ __forceinline__ void times_TB(float acc[8][4], const bf16 *TB, const bf16 *B, int group,
                                          int I, int lane, F between) {
     Walk<> a = walk_down(TB, I * 16, lane), b = walk_down(B + group * C * 64, 0, lane);
-#pragma unroll
-    for (int J = 3; J >= 0; J--) {
-        if (J > I) continue;
+#pragma unroll 1
+    for (int J = I; J >= 0; J--) {
         uint32_t fa[4], fb[4];
         if (J < I) between(J, acc);
         ldsm4(fa, a.at(J));

@@ -243,18 +243,13 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     __syncthreads();
     auto nothing = [](int, float(*)[4]) {};
     Odd odd = {o.odd && I == 3, 0.f};
+#pragma unroll 1
     for (int group = 0; group < (m ? V : K) / 64; group++) {
         float acc[8][4] = {};
-        bf16 *stage = after.x.out[warp];
-        if (m) {
-            times_TB(acc, after.TB, after.v, group, I, lane, nothing);
-            odd.take(acc);
-            send<true>(stage, acc, o.u + p.tile * C * V, I, group, lane);
-        } else {
-            times_TB(acc, sm.x.after.TG, sm.k, group, I, lane, nothing);
-            odd.take(acc);
-            send<false>(stage, acc, o.w + p.tile * C * K, I, group, lane);
-        }
+        times_TB(acc, m ? after.TB : sm.x.after.TG, m ? after.v : sm.k, group, I, lane, nothing);
+        odd.take(acc);
+        send(m, after.x.out[warp], acc, m ? o.u + p.tile * C * V : o.w + p.tile * C * K, I, group,
+             lane);
     }
     odd.leave(o.odd, p.tile, sm.rows.own, m, lane);
     drain_wait(lane);

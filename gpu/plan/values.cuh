@@ -142,13 +142,13 @@ __device__ __forceinline__ float softplus2(float y) {
  * lower bound times log2(e). */
 template <int GATE>
 __device__ __forceinline__ float gate_fast(float graw, float a, float bias, float lower) {
-    float g, y = fmaf(graw, LOG2E, bias);
+    float g;
     if (GATE == DP_GATE_LOG)
         g = graw * LOG2E;
     else if (GATE == DP_GATE_SOFTPLUS)
-        g = -a * softplus2(y);
+        g = -a * softplus2(fmaf(graw, LOG2E, bias));
     else
-        g = lower * rcp(1.f + ex2(-a * y));
+        g = lower * rcp(1.f + ex2(fmaf(graw, -a * LOG2E, -a * bias)));
     return max_or_nan(g, GATE_FLOOR * LOG2E);
 }
 
