@@ -9,6 +9,9 @@
  * failing check of a library is repeated, with all its runs. If it does not fail each time, the
  * check is skipped, and `repeat` fails with "not repeatable, n of m".
  *
+ * A process of a library makes one call. The first repetition of `repeat`, and factors and signs,
+ * come second, at the same addresses: the process was called with the problem itself before.
+ *
  *   repeat        a repeated run has equal bits
  *   causality     inputs of one token change: o and dq of earlier chunks, and everything of other
  *                 sequences, must not
@@ -82,6 +85,7 @@ typedef struct {
     int shows;                 /* 1: its stages are kept, too */
     double *const *like;       /* keep only stages of simulated ranks that are here; NULL: all */
     int progress;              /* a line on stderr when a check has ended */
+    const dp_problem *before;  /* a library's process is called with it first; NULL: not */
 } dp_check_subject;
 
 typedef struct {

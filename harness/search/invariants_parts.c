@@ -344,7 +344,10 @@ dp_status dp_check_factor(dp_check_work *w, const int *input, int n, double c,
     dp_problem p = dp_check_copy(w->p, w->backward);
     for (int i = 0; i < n; i++)
         times(&p, input[i], c);
-    return dp_check_changed(w, &p, factor, small, NULL, NULL);
+    const dp_check_subject s = dp_check_called_before(w);
+    const dp_status st = dp_check_changed(w, &s, &p, factor, small, NULL, NULL);
+    if (s.before) dp_check_say(w, ", called with the problem itself before");
+    return st;
 }
 
 /* The shape and packing of the problem with inputs on which nothing rounds; why it has none, or

@@ -67,10 +67,13 @@ typedef struct {
 void dp_check_same_field(dp_check_work *w, int field, const dp_check_pair *x);
 /* The same for all results. */
 void dp_check_same(dp_check_work *w, const dp_check_pair *x);
+/* The subject; a library is called with the problem itself before, in the same process. */
+dp_check_subject dp_check_called_before(const dp_check_work *w);
 /* Runs p, which is freed, and compares all results with the problem itself. factor NULL: 1; a
  * result with factor 0 is left out. */
-dp_status dp_check_changed(dp_check_work *w, dp_problem *p, const double factor[DP_NRESULTS],
-                           double small, dp_check_keep *keep, const void *ctx);
+dp_status dp_check_changed(dp_check_work *w, const dp_check_subject *s, dp_problem *p,
+                           const double factor[DP_NRESULTS], double small, dp_check_keep *keep,
+                           const void *ctx);
 /* "rank 0, head 1, token 5": where a row of a result of w->p stands. */
 void dp_check_row_text(const dp_check_work *w, int f, int64_t row, char *text, size_t size);
 /* Adds to a failure what was changed. */
