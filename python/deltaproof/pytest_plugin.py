@@ -6,14 +6,17 @@ command that judges the same files again.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from glob import escape, glob
 from itertools import count
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -62,13 +65,16 @@ class _Checks:
         return [f"{of(x)}: {x.why}" for x in self.found if x.verdict == "fail"]
 
 
-@dataclass
+@dataclass(eq=False)  # pytest before 8.4 takes a hash of it
 class Session:
     """Judgements of a test session.
 
     - since: those since the last phase of a test ended
     - judged: the earlier ones, including those of pytest-xdist's workers in the process that writes
-      the summary"""
+      the summary
+    - said: a file in memory, lines [test, judgements] of processes that a test forked, and of each
+      folder of a report; read: so many bytes of it
+    - folders: of reports, taken by this process or another"""
 
     report: str | None
     test: str = ""
@@ -77,19 +83,49 @@ class Session:
     since: Judged = field(default_factory=Judged)
     judged: Judged = field(default_factory=Judged)
     folders: set[str] = field(default_factory=set)
+    said: int = field(default_factory=lambda: os.memfd_create("deltaproof"))
+    read: int = 0
+    process: int = field(default_factory=os.getpid)
 
     def hear(self, found: Any) -> None:
         self.called = True
         if isinstance(found, list):
             found = _Checks(found)
         if found.status == judging.FAIL:
-            self.since.failed.append((self.test, found.failures(), found.command))
-        elif found.passed:
-            self.since.passed += 1
+            told = {"failed": [(self.test, found.failures(), found.command)]}
         else:
-            self.since.unjudged.append(self.test)
+            told = {"passed": 1} if found.passed else {"unjudged": [self.test]}
+        if self._is_own():
+            self.since.add(told)
+            return
+        with self._said() as f:
+            self._tell(f, told)
+
+    def _is_own(self) -> bool:
+        """Is this no process that a test forked?"""
+        return os.getpid() == self.process
+
+    @contextlib.contextmanager
+    def _said(self) -> Iterator[BinaryIO]:
+        """The file, locked, when this process knows all that it says."""
+        with open(f"/proc/{self.process}/fd/{self.said}", "a+b") as f:
+            fcntl.flock(f, fcntl.LOCK_EX)
+            f.seek(self.read)
+            lines = f.read()
+            self.read += len(lines)
+            for test, told in map(json.loads, lines.splitlines()):
+                self.folders.update(told.get("reports", ()))
+                self.called |= test == self.test
+                if self._is_own():
+                    self.since.add(told)
+            yield f
+
+    def _tell(self, f: BinaryIO, told: dict[str, Any]) -> None:
+        f.write(json.dumps([self.test, told]).encode() + b"\n")
 
     def take(self) -> dict[str, Any]:
+        with self._said():
+            pass
         told, self.since = vars(self.since), Judged()
         return told
 
@@ -108,10 +144,10 @@ class Session:
 
     def folder(self) -> str | None:
         """A new folder for the next report of the running test; None: no reports are wanted."""
-        path = next((x for x in self._folders() if x not in self.folders), None)
-        if path:
-            self.folders.add(path)
-            self.since.reports.append(path)
+        with self._said() as f:
+            path = next((x for x in self._folders() if x not in self.folders), None)
+            if path:
+                self._tell(f, {"reports": [path]})
         return path
 
     def _folders(self) -> Iterator[str]:
@@ -157,6 +193,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         return
     judging.listeners.remove(session.hear)
     judging.report_folders.remove(session.folder)
+    if session._is_own():
+        os.close(session.said)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -181,9 +219,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     session = item.config.stash[_key]
     if report.when == "call":
         session.quiet = "deltaproof" in getattr(item, "fixturenames", ()) and report.passed
-    elif report.when == "teardown" and session.quiet and not session.called:
-        session.since.silent.append(item.nodeid)
-    report.deltaproof = session.take()
+    report.deltaproof = told = session.take()
+    if report.when == "teardown" and session.quiet and not session.called:
+        told["silent"] = [item.nodeid]
     return report
 
 

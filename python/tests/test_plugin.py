@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from deltaproof import pytest_plugin
+
 HERE = Path(__file__).parent
 # An installed package is known to pytest; that of a source tree is named.
 PLUGIN = (
@@ -164,6 +166,42 @@ def test_a_worker_that_crashes_has_told_what_it_judged(tmp_path: Path) -> None:
     pytest.importorskip("xdist")
     done = run(tmp_path, "-n", "2", tests=CRASHES)
     assert "1 failed, 2 passed" in done.stdout and "2 judged, 0 failed" in done.stdout, done.stdout
+
+
+FORKS = """
+import os
+from kernels import inputs, kda
+
+def judged(deltaproof, factor):
+    x = inputs(T=8)
+    deltaproof.judge(x, dict(o=kda(**x)[0] * factor), base="fp32", gate="log", beta="plain",
+                     l2norm=False)
+
+def in_a_child(deltaproof):
+    pid = os.fork()
+    if not pid:
+        judged(deltaproof, 2)
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+def test_child(deltaproof):
+    in_a_child(deltaproof)
+
+def test_both(deltaproof):
+    in_a_child(deltaproof)
+    judged(deltaproof, 1)
+"""
+
+
+def test_children_that_a_test_forks_tell_what_they_judged(tmp_path: Path) -> None:
+    done = run(tmp_path, "--deltaproof-report", "out", tests=FORKS)
+    assert "3 judged, 2 failed\n" in done.stdout, done.stdout
+    for test in ("child", "both", "both-2"):
+        assert f"report: out/test_kernel.py-test_{test}/report.html\n" in done.stdout, done.stdout
+
+
+def test_pytest_before_8_4_takes_a_hash_of_every_plugin() -> None:
+    assert hash(pytest_plugin.Session(None))
 
 
 RUNS = """
