@@ -230,6 +230,13 @@ static double tiny_of(const judging *j, const dp_run *run, dp_result_id field) {
     return run->design.out[field] == DP_FP16 ? fmax(file, 0x1p-25) : file;
 }
 
+/* The least number that becomes Inf in the result's format, which that loss tells; 0: none. */
+static double most_of(const dp_run *run, dp_result_id field, double tiny) {
+    const dp_format kept = field == DP_RESULT_FINAL_STATE ? run->design.final_state : DP_FP64;
+    if (tiny >= 0x1p-25 || kept == DP_FP16 || kept == DP_FP16SR) return 65520;
+    return run->base != DP_BASE_FP64 || tiny > 0 ? 0x1.ffp127 : 0; /* of bf16, nearly of fp32 */
+}
+
 /* A factor of 1.5 of outputs and of the gradients of rows and states is seen; 0: of no other. */
 static double seen_most(dp_result_id field) {
     switch (field) {
@@ -278,7 +285,9 @@ static void judge_field(const judging *j, dp_result_id field, const dp_drop *los
     const double u = stored && stored->u[field] > own ? stored->u[field] : 0;
     const int wide = kind != DP_OF_TOKENS && !run->design.out[field]; /* fp32 unless declared */
     DP_OWN double *exact = run->exact ? truth_as_stored(want, got, wide ? u : fmax(u, own)) : NULL;
-    dp_compare_in in = comparing(run, sp, (int)field, u, tiny_of(j, run, field));
+    const double tiny = tiny_of(j, run, field);
+    dp_compare_in in = comparing(run, sp, (int)field, u, tiny);
+    in.most = most_of(run, field, tiny);
     in.name = dp_result_fields[field].name;
     in.heads = places.heads;
     in.rows = rows;
@@ -735,7 +744,7 @@ static void name_flaws(const judging *j, dp_run *run) {
         if (!c.x) continue;
         const int64_t unwritten = flaws_of(c.x, c.n, text, sizeof text);
         if (!*text) continue;
-        if (t->verdict != DP_FAIL && (c.partial || !unwritten)) continue;
+        if ((t->verdict != DP_FAIL || t->nbeyond) && (c.partial || !unwritten)) continue;
         t->verdict = DP_FAIL;
         t->flaw = unwritten ? DP_FLAW_UNWRITTEN : DP_FLAW_NOT_FINITE;
         snprintf(t->why, sizeof t->why, "%s", text);

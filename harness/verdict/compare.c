@@ -27,6 +27,7 @@ typedef enum {
     ROW_BOUND,         /* held against its bound; rows up to here are looked at */
     ROW_WITHOUT_TRUTH, /* neither is finite */
     ROW_BESIDE,        /* no value, in a chunk whose truth is not finite */
+    ROW_BEYOND,        /* the truth leaves the range of the result's format */
     ROW_WRONG_CLASS    /* finite where the truth is not */
 } dp_row_kind_of;
 
@@ -154,6 +155,20 @@ static int is_beyond_all(const dp_measured *r) {
     return isinf(r->err) || (isinf(r->err2) && r->err >= r->size);
 }
 
+/* Has the format no number for an entry of the truth, and does the result say so, by its largest or
+ * none? A result of Inf may err within the bound, by 2^-6 of its row at most. */
+static int leaves_range(const dp_compare_in *in, const dp_measured *r, int64_t z) {
+    const double off = fmin(r->limit, 0x1p-6 * r->size);
+    int leaves = 0;
+    for (int64_t i = z * in->width; i < (z + 1) * in->width && in->most > 0; i++) {
+        const double want = fabs(in->want[i]), got = in->got[i];
+        const int inf = isinf(got) && (got > 0) == (in->want[i] > 0);
+        leaves |=
+            isfinite(want) && !(fabs(got) < 0.99 * in->most) && want + (inf ? off : 0) >= in->most;
+    }
+    return leaves;
+}
+
 static void classify(dp_comparison *c) {
     DP_OWN unsigned char *poison = poisoned_chunks(c);
     for (int64_t z = 0; z < c->in->rows; z++) {
@@ -163,6 +178,8 @@ static void classify(dp_comparison *c) {
             r->kind = ROW_WRONG_CLASS;
         else if (!r->known)
             r->kind = ROW_WITHOUT_TRUTH;
+        else if (leaves_range(c->in, r, z))
+            r->kind = ROW_BEYOND;
         else if (beside && r->lost == r->known)
             r->kind = ROW_BESIDE;
         else if (!beside && r->lost)
@@ -258,6 +275,7 @@ static void worst_rows(dp_comparison *c) {
         j->per_rank_ratio[r] = NAN;
     for (int64_t z = 0; z < c->in->rows; z++) {
         const dp_measured *r = &c->row[z];
+        j->nbeyond += r->kind == ROW_BEYOND;
         if (r->kind == ROW_WRONG_CLASS) note_over(c, z);
         if (r->kind > ROW_BOUND && r->kind != ROW_WRONG_CLASS) continue;
         j->nblank += is_blank(c, z);
@@ -940,6 +958,12 @@ static void leave_unjudged(dp_comparison *c, const power *p) {
     if (j->verdict == DP_UNJUDGED && all_zero(c)) {
         decide(j, DP_PASS, "exact");
         j->why[0] = 0;
+    }
+    if (j->verdict != DP_FAIL && j->nbeyond) {
+        decide(j, DP_UNJUDGED, "");
+        snprintf(j->why, sizeof j->why,
+                 "the truth of %lld of %lld rows leaves the range of their format: %.5g is Inf",
+                 (long long)j->nbeyond, (long long)c->in->rows, c->in->most);
     }
     if (j->verdict != DP_PASS) return;
     double radius = 0;

@@ -61,8 +61,9 @@ typedef struct {
      *               it is summed
      *   store       in the format that it is kept in, relative to the number alone
      *   tiny        of an entry near zero
-     *   file_unit   unit roundoff of a coarser file, else 0 */
-    double unit, store, tiny, file_unit;
+     *   file_unit   unit roundoff of a coarser file, else 0
+     *   most        the least number that becomes Inf; 0: none does */
+    double unit, store, tiny, file_unit, most;
     /* One rounding of an operand, for rows whose truth is 0, or 2^-126 of their head's, as terms
      * cancel. 0 where a result has none. */
     double cancelled;
@@ -98,6 +99,7 @@ typedef struct {
     int64_t nover;      /* rows over their bound, or finite if the truth is not, or vice versa */
     dp_row first, last; /* of the nover rows, in the order of the tensor; nover = 0: none */
     int64_t nblank;     /* rows of zeros where the truth is not small */
+    int64_t nbeyond;    /* rows not judged: a number of the truth leaves the format's range */
     dp_row failed;      /* the row that carries the failure; at.rank -1: none */
     int nwindow;
     double *window;            /* [nwindow] largest over heads of |error| / |truth| in 64 tokens */

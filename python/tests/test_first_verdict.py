@@ -60,6 +60,21 @@ def test_a_batch_is_judged_as_packed_sequences() -> None:
     assert found.status == 2 and "ranks splits one sequence" in found.text
 
 
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_rows_beyond_the_range_of_fp16_are_not_judged_and_all_others_are() -> None:
+    x = {n: half(a) if n in "qkv" else a for n, a in inputs(T=64).items()}
+    x |= {"q": half(x["q"] * 16), "v": half(x["v"] * 1e4)}
+    o = kda(**{n: a.astype(np.float64) for n, a in x.items()})[0]  # two numbers above 65504
+    right = judge(x, {"o": half(o)}, **SAID | {"base": "fp16"})
+    assert right.status == 2 and "the truth of 2 of 128 rows leaves the range" in right.text
+    o[3] *= 1.05
+    wrong = judge(x, {"o": half(o)}, **SAID | {"base": "fp16"})
+    assert wrong.status == 1 and "token 3, entry" in wrong.text, wrong.text
+    o[3, 0, 0] = np.inf
+    wild = judge(x, {"o": half(o)}, **SAID | {"base": "fp16"})
+    assert wild.status == 1 and ": inf, truth" in wild.text, wild.text
+
+
 def test_fp16_is_judged_by_what_fp16_makes() -> None:
     x = {n: a.astype(np.float16) for n, a in inputs().items()}
     o = kda(**x)[0]
