@@ -30,7 +30,7 @@
  *                 first: results of each head must not change. So it is where they are alone, but
  *                 within bounds for kernels of others, as the number of heads may decide how they
  *                 compute. Kernels that do not take another number hold without it. Those on a
- *                 device are not asked
+ *                 device are not asked for it
  *   packed        results of a packed sequence equal its results alone, on one rank, if chunks are
  *                 cut alike (without dA_log and ddt_bias, sums over all sequences)
  *   sequence-order

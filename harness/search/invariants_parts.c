@@ -157,13 +157,22 @@ typedef struct {
     int heads, first, count;
 } heads_taken;
 
-static double *take(const double *x, heads_taken h) {
-    double *y = dp_doubles(h.outer * h.count * h.inner);
-    for (int64_t i = 0; i < h.outer; i++)
-        for (int j = 0; j < h.count; j++)
-            memcpy(y + (i * h.count + j) * h.inner,
-                   x + (i * h.heads + (h.first + j) % h.heads) * h.inner,
-                   sizeof *y * (size_t)h.inner);
+enum { PIECE_TAKEN = 1 << 22 }; /* numbers that pass through this process at a time */
+
+static double *take(const dp_problem *p, const double *x, heads_taken h) {
+    const int64_t from = h.heads * h.inner, to = h.count * h.inner,
+                  most = from < PIECE_TAKEN ? PIECE_TAKEN / from : 1;
+    double *y = dp_doubles_of(p, h.outer * to);
+    DP_OWN double *all = dp_doubles(most * from), *some = dp_doubles(most * to);
+    for (int64_t at = 0; at < h.outer; at += most) {
+        const int64_t n = h.outer - at < most ? h.outer - at : most;
+        dp_memory_get(p->memory, all, x + at * from, n * from);
+        for (int64_t i = 0; i < n * h.count; i++)
+            memcpy(some + i * h.inner,
+                   all + i / h.count * from + (h.first + i % h.count) % h.heads * h.inner,
+                   sizeof *some * (size_t)h.inner);
+        dp_memory_put(p->memory, y + at * to, some, n * to);
+    }
     return y;
 }
 
@@ -186,7 +195,8 @@ static dp_problem last_heads_first(const dp_problem *p, int alone, int backward)
         const int64_t width = dp_input_width(p, i);
         const heads_taken h = {dp_input_count(p, i) / width, width / n, n, n - last,
                                alone && last ? last : n};
-        *dp_input_at(&c, i) = x && (backward || !dp_input_fields[i].backward) ? take(x, h) : NULL;
+        *dp_input_at(&c, i) =
+            x && (backward || !dp_input_fields[i].backward) ? take(p, x, h) : NULL;
     }
     c.cu = dp_cu_copy(p);
     return c;
@@ -195,7 +205,7 @@ static dp_problem last_heads_first(const dp_problem *p, int alone, int backward)
 /* Results, in the order of p, of a run in which the last heads are first. alone: those that p has
  * of the last heads. Without sums over value heads, whose order is another. */
 static dp_result results_of_heads(const dp_problem *p, const dp_result *r, int alone) {
-    dp_result out = {0};
+    dp_result out = {.memory = r->memory};
     for (int f = 0; f < DP_NRESULTS; f++) {
         const double *x = *dp_result_at((dp_result *)r, f);
         const int n = dp_result_heads(p, f), last = of_last(p, n);
@@ -205,7 +215,7 @@ static dp_result results_of_heads(const dp_problem *p, const dp_result *r, int a
         dp_result_shape(p, f, &rows, &width);
         const heads_taken h = {outer, rows * width / outer / n, n, alone ? n - last : last,
                                alone ? last : n};
-        *dp_result_at(&out, f) = x && last ? take(x, h) : NULL;
+        *dp_result_at(&out, f) = x && last ? take(p, x, h) : NULL;
     }
     return out;
 }
@@ -234,7 +244,6 @@ static dp_status check_alone(dp_check_work *w) {
 dp_status dp_check_head_order(dp_check_work *w) {
     const int device = !w->s->library && !dp_backends[w->s->backend].simulated;
     if (w->p->HV < 2) return dp_check_skip(w, "one head");
-    if (w->p->memory) return dp_check_skip(w, "arrays on the device");
     DP_FREED(dp_problem_free) dp_problem p = last_heads_first(w->p, 0, w->backward);
     DP_FREED(dp_check_outcome_free) dp_check_outcome o = {0};
     const dp_status st = dp_check_run_problem(w->s, &p, w->N, w->backward, &o, w->e);
