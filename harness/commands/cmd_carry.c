@@ -34,7 +34,7 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW("need", OPT_NEED, "E",
            "largest error of o, relative to the rms of its rows so far (default: 0.01)"),
     DP_ROW("head", OPT_HEAD, "N", "one head (default: the worst of all)"),
-    DP_ROW_JSON_OF("write all points of all heads there"),
+    DP_ROW_JSON_OF("points of all heads; -: standard output"),
     {0}};
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
@@ -100,11 +100,12 @@ static void print_row(const options *o, const dp_carried *r) {
         snprintf(until, sizeof until, "%lld", (long long)r->exceeded - 1);
     else
         snprintf(until, sizeof until, "all %lld", (long long)o->c.steps);
-    printf("%-7s %5.2f %5d %9.2g %9.2g %6.1f %6.2f %6.2f %8.2g %8.2g  %s\n", f->name, f->bytes,
-           r->head, r->n ? r->error[r->n - 1] : NAN, r->largest_o,
-           r->n && r->error[r->n - 1] > 0 ? -dp_log(r->error[r->n - 1]) * 0x1.71547652b82fep0
-                                          : INFINITY,
-           r->slope, r->bias, r->of_sound, r->of_probable, until);
+    fprintf(dp_options_table(&o->of),
+            "%-7s %5.2f %5d %9.2g %9.2g %6.1f %6.2f %6.2f %8.2g %8.2g  %s\n", f->name, f->bytes,
+            r->head, r->n ? r->error[r->n - 1] : NAN, r->largest_o,
+            r->n && r->error[r->n - 1] > 0 ? -dp_log(r->error[r->n - 1]) * 0x1.71547652b82fep0
+                                           : INFINITY,
+            r->slope, r->bias, r->of_sound, r->of_probable, until);
 }
 
 static dp_status carry_case(const dp_case *c, const options *o, json_t *list, int *broken,
@@ -125,11 +126,12 @@ static dp_status carry_case(const dp_case *c, const options *o, json_t *list, in
         }
     }
     if (!st) {
-        printf("%s: %lld steps of %lld tokens, K = %d, V = %d, the state stored after every %d\n"
-               "format  bytes  head  error S   error o   bits  slope   bias  /sound    /prob.  "
-               "o within %g for\n",
-               c->name, (long long)o->c.steps, (long long)(p->cu[1] - p->cu[0]), p->K, p->V,
-               o->c.every, o->c.need);
+        fprintf(dp_options_table(&o->of),
+                "%s: %lld steps of %lld tokens, K = %d, V = %d, the state stored after every %d\n"
+                "format  bytes  head  error S   error o   bits  slope   bias  /sound    /prob.  "
+                "o within %g for\n",
+                c->name, (long long)o->c.steps, (long long)(p->cu[1] - p->cu[0]), p->K, p->V,
+                o->c.every, o->c.need);
         for (int f = 0; f < DP_NCARRIED; f++) {
             const dp_carried *worst = &r[f];
             for (int h = 0; h < n; h++) {
@@ -181,6 +183,7 @@ int dp_cmd_carry(int argc, char **argv) {
         if (carry_file(path, &o, list, &broken, &e)) rc = dp_refuse(&e);
     }
     if (dp_json_write(list, o.of.json, 17, &e)) rc = dp_refuse(&e);
-    if (!rc && broken) printf("CARRY: %d errors beyond their sound bounds\n", broken);
+    if (!rc && broken)
+        fprintf(dp_options_table(&o.of), "CARRY: %d errors beyond their sound bounds\n", broken);
     return rc ? rc : broken > 0;
 }

@@ -77,7 +77,7 @@ static const struct argp_option OPTIONS[] = {
            "with --tokens or --heads: heads checked at a time (default: all of a subject's; else "
            "so many that each block gets one check, at least 2)"),
     DP_FLAG("every", every, "every check on every block of heads (default: on one)"),
-    DP_ROW_JSON_OF("write the results there"),
+    DP_ROW_JSON_OF("results; -: standard output"),
     {0}};
 
 static int refuse(const dp_err *e) {
@@ -116,13 +116,14 @@ static dp_status check_problem(const char *name, const dp_problem *p, int N, con
                                const char *only, int head0, int count[DP_NVERDICTS], json_t *list,
                                dp_err *e) {
     dp_checks r;
+    FILE *f = dp_options_table(&o->of);
     const dp_status st = dp_checks_run(p, &o->s, N, !o->forward && p->dout != NULL, only, &r, e);
     for (int i = 0; i < r.n && !st; i++) {
         const dp_check *c = &r.c[i];
         count[c->verdict]++;
-        printf("%-8s %-14s %-26s %12lld entries %7.2f s  %s\n", dp_verdict_names[c->verdict],
-               c->name, c->promise, (long long)c->compared, c->seconds, c->why);
-        fflush(stdout);
+        fprintf(f, "%-8s %-14s %-26s %12lld entries %7.2f s  %s\n", dp_verdict_names[c->verdict],
+                c->name, c->promise, (long long)c->compared, c->seconds, c->why);
+        fflush(f);
         record(list, name, p, N, o, head0, c);
     }
     return st;
@@ -160,15 +161,17 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
                                : c.p;
         char names[256] = "";
         const char *only = of_block(o, h / block, (HV + block - 1) / block, names, sizeof names);
-        printf("%s: T = %lld, heads %d to %d of %d, K = %d, V = %d, %d ranks, base %s, chain %s, "
-               "%s%s%s%s%s%s\n",
-               c.name, (long long)p.T, h, h + n - 1, HV, p.K, p.V, N, dp_base_names[o->s.run.base],
-               dp_formats[o->s.run.chain].name, who(o), p.memory ? ", arrays on the device" : "",
-               o->s.variant ? ", variant " : "",
-               o->s.variant ? dp_cuda_variant_names[o->s.variant] : "",
-               o->s.run.fault ? ", fault " : "",
-               o->s.run.fault ? dp_faults[o->s.run.fault].name : "");
-        fflush(stdout);
+        FILE *f = dp_options_table(&o->of);
+        fprintf(f,
+                "%s: T = %lld, heads %d to %d of %d, K = %d, V = %d, %d ranks, base %s, chain %s, "
+                "%s%s%s%s%s%s\n",
+                c.name, (long long)p.T, h, h + n - 1, HV, p.K, p.V, N, dp_base_names[o->s.run.base],
+                dp_formats[o->s.run.chain].name, who(o), p.memory ? ", arrays on the device" : "",
+                o->s.variant ? ", variant " : "",
+                o->s.variant ? dp_cuda_variant_names[o->s.variant] : "",
+                o->s.run.fault ? ", fault " : "",
+                o->s.run.fault ? dp_faults[o->s.run.fault].name : "");
+        fflush(f);
         st = check_problem(c.name, &p, N, o, only, h, count, list, e);
         if (resized) dp_problem_free(&p);
     }
@@ -218,11 +221,11 @@ int dp_cmd_check(int argc, char **argv) {
     }
     if (dp_json_write(list, o.of.json, 17, &e)) rc = refuse(&e);
     if (!rc) {
-        printf("CHECK: %s (%d held, %d did not, %d skipped)\n",
-               count[DP_FAIL]   ? "FAIL"
-               : count[DP_PASS] ? "PASS"
-                                : "NOTHING CHECKED",
-               count[DP_PASS], count[DP_FAIL], count[DP_SKIPPED]);
+        fprintf(dp_options_table(&o.of), "CHECK: %s (%d held, %d did not, %d skipped)\n",
+                count[DP_FAIL]   ? "FAIL"
+                : count[DP_PASS] ? "PASS"
+                                 : "NOTHING CHECKED",
+                count[DP_PASS], count[DP_FAIL], count[DP_SKIPPED]);
         rc = count[DP_FAIL] ? 1 : count[DP_PASS] ? 0 : 2;
     }
     dp_subject_close(&o.library);

@@ -277,7 +277,7 @@ static const struct argp_option OPTIONS[] = {
     DP_FLAG("forward", forward, "forward only, no gradients"),
     DP_ROW("tokens", OPT_TOKENS, "T", "that many tokens instead of the case's, one sequence"),
     DP_ROW("heads", OPT_HEADS, "HV", "that many heads (the law of inputs as in the case, H = HV)"),
-    DP_ROW_JSON_OF("write the results there"),
+    DP_ROW_JSON_OF("results; -: standard output"),
     {0}};
 
 /* ---- the two --------------------------------------------------------------------------------- */
@@ -378,8 +378,9 @@ static int say_no_end(const options *o, const dp_case *c, dp_status st, int who,
     json_array_append_new(list, json_pack("{ss ss si ss ss}", "case", c->name, "verdict",
                                           status == 1 ? "no result" : "refused", "status", status,
                                           "side", side, "why", e->msg));
-    printf("%s: %c, %s: %s\n", c->name, 'A' + who, differ_name(&o->s[who]), e->msg);
-    printf("DIFFER: %s\n", status == 1 ? "ONE HAS NO RESULT" : "COULD NOT JUDGE");
+    FILE *f = dp_options_table(&o->of);
+    fprintf(f, "%s: %c, %s: %s\n", c->name, 'A' + who, differ_name(&o->s[who]), e->msg);
+    fprintf(f, "DIFFER: %s\n", status == 1 ? "ONE HAS NO RESULT" : "COULD NOT JUDGE");
     return status;
 }
 
@@ -398,7 +399,7 @@ static int differ(options *o, const dp_case *c, int N, json_t *list, dp_err *e) 
         *e = why;
     else if (!ask_truth(o, c, backward, &a, runs, e)) {
         rc = a.status = status_of(o, &a);
-        differ_print(&a, stdout);
+        differ_print(&a, dp_options_table(&o->of));
         json_array_append_new(list, differ_json(&a));
     }
     dp_runs_free(&runs[0]);

@@ -236,6 +236,21 @@ DP_TEST(program, list_refuses_what_it_would_not_read) {
         CHECK(run(row[i].args) == 2 && strstr(out, row[i].says), "%s: %s", row[i].args, out);
 }
 
+/* A pipe into another program: the table goes to standard error. */
+DP_TEST(program, results_on_standard_output_stand_there_alone) {
+    static const char *const args[] = {
+        "check t1 --base fp32 --only repeat", "check t1 --base fp32 --only packed",
+        "carry t1 --steps 10", "differ t1 --backend sim --base fp32 --backend sim --base bf16"};
+    for (size_t i = 0; i < sizeof args / sizeof *args; i++) {
+        char a[512];
+        snprintf(a, sizeof a, "%s --cases '%s' --json - 2>/dev/null", args[i], gt_cases());
+        run(a);
+        json_t *list = json_loads(out, 0, NULL);
+        CHECK(json_array_size(list) > 0, "%s: %s", a, out);
+        json_decref(list);
+    }
+}
+
 DP_TEST(program, explain_keeps_its_record_below_tmpdir) {
     char cmd[1024];
     snprintf(cmd, sizeof cmd, "TMPDIR=/nowhere '%s' explain smoke-kda:ranks=1", gt_program());
