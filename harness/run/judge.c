@@ -196,14 +196,26 @@ static double lower_bound(const dp_judge_options *o, const dp_tensorfile *in, in
     return wanted ? number(in, o->lower_bound, "lower_bound", "--lower-bound X", all) : NAN;
 }
 
+static int is_list(const dp_tensor *t, const char *list) {
+    int64_t i = 0;
+    char *end = (char *)list;
+    for (; *(list = end + strspn(end, ", ")); i++)
+        if (i == t->n || t->data[i] != (double)strtoll(list, &end, 10)) return 0;
+    return i == t->n;
+}
+
 static const char *sequences(const dp_judge_options *o, const dp_tensorfile *in,
                              dp_complaints *all) {
-    const char *cu = o->cu_seqlens                      ? o->cu_seqlens
-                     : dp_tensor_find(in, "cu_seqlens") ? NULL
-                                                        : dp_tensorfile_meta(in, "cu_seqlens");
+    const dp_tensor *own = dp_tensor_find(in, "cu_seqlens");
+    const char *cu = o->cu_seqlens ? o->cu_seqlens
+                     : own         ? NULL
+                                   : dp_tensorfile_meta(in, "cu_seqlens");
     if (cu && (!*cu || cu[strspn(cu, "0123456789, ")]))
         dp_complain(all, "%s: '%.80s' is no list of tokens: give --cu-seqlens 0,..,T",
                     o->cu_seqlens ? "--cu-seqlens" : in->path, cu);
+    else if (cu && own && !is_list(own, cu))
+        dp_complain(all, "--cu-seqlens '%.80s': %s has others in its tensor cu_seqlens", cu,
+                    in->path);
     return cu;
 }
 

@@ -104,8 +104,13 @@ def folder_and_design(
     names_of("design", [] if design is None else design)
     if not isinstance(out, Mapping | str | os.PathLike | None):
         raise TypeError(f"out={out!r}: must be a folder, or {{tensor: format}}")
+    if not isinstance(report, str | os.PathLike | None):
+        raise TypeError(f"report={report!r}: must be a folder")
+    folder = report if out is None or isinstance(out, Mapping) else out
+    if folder == "" or (folder is out and report is not None and report != out):
+        raise ValueError(f"out={out!r}, report={report!r}: name one folder")
     if not isinstance(out, Mapping):
-        return out or report, design
+        return folder, design
     known = (*LEAVING, "final_state")
     for name in out:
         if name not in known:

@@ -51,6 +51,14 @@ def test_a_right_kernel_passes_and_its_figures_come_back(x: dict[str, np.ndarray
     assert got["final_state"]["ratio"] < 1
 
 
+def test_sequences_that_two_places_tell_apart_are_refused(x: dict[str, np.ndarray]) -> None:
+    more = x | {"cu_seqlens": np.array([0, 100])}
+    for cu, status in (([0, 100], 0), ([0, 30, 100], 2), ([0], 2)):
+        found = judge(more, {"o": kda(**x)[0]}, base="fp32", cu_seqlens=cu, **SAID)
+        assert found.status == status, found.text
+        assert status == 0 or "has others in its tensor cu_seqlens" in found.text, found.text
+
+
 @pytest.mark.parametrize("design", [None, "recurrent"])
 def test_fp32_arithmetic_is_no_fp64(x: dict[str, np.ndarray], design: str | None) -> None:
     """Whatever type holds the outputs. A kernel in fp64 whose outputs are stored in fp32 passes,

@@ -379,6 +379,9 @@ def test_whatever_the_function_raises_the_rest_goes_on(error: BaseException) -> 
         ({"device": "nope"}, "device='nope': "),
         ({"kernel_commit": "\0"}, "kernel_commit=.*zero byte"),
         ({"out": 5}, "out=5: must be a folder"),
+        ({"report": 5}, "report=5: must be a folder"),
+        ({"report": ""}, "report='': name one folder"),
+        ({"out": "a", "report": "b"}, "out='a', report='b': name one folder"),
         ({"cases": "fresh", "seed": "a"}, "seed='a': must be a whole number"),
     ],
 )
