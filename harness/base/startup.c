@@ -184,8 +184,15 @@ static void reserve_blas(int threads) {
         blas_memory_free(buffer[i]);
 }
 
+enum { MOST_THREADS = 4096 }; /* the run-time library keeps what it knows of each on a stack */
+
 static void check_memory(void) {
     const int threads = omp_get_max_threads();
+    if (threads > MOST_THREADS) {
+        fprintf(stderr, "deltaproof: %d threads: at most %d (OMP_NUM_THREADS)\n", threads,
+                MOST_THREADS);
+        _exit(2);
+    }
     const size_t need = (size_t)threads * THREAD_BYTES + PROGRAM_BYTES;
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     void *all = mmap(NULL, need, PROT_READ | PROT_WRITE, flags, -1, 0);

@@ -19,6 +19,7 @@ DP_TEST(attacks_process, what_the_environment_lacks_is_said_with_status_2) {
     static const struct {
         const char *before, *says;
     } what[] = {
+        {"OMP_NUM_THREADS=100000", "100000 threads: at most 4096 (OMP_NUM_THREADS)"},
         {"OMP_STACKSIZE=64K", "OMP_STACKSIZE = 64K: threads need a stack of at least 1024 KiB"},
         {"OMP_STACKSIZE=900", "OMP_STACKSIZE = 900"},
         {"GOMP_STACKSIZE=64K", "GOMP_STACKSIZE = 64K"},
@@ -28,7 +29,7 @@ DP_TEST(attacks_process, what_the_environment_lacks_is_said_with_status_2) {
         {"ulimit -d 100000;", "MiB of address space are needed"}};
     const char *dir = set_up("environment");
 #ifdef __SANITIZE_ADDRESS__
-    const size_t n = 5; /* the sanitizer itself needs terabytes of address space */
+    const size_t n = 6; /* the sanitizer itself needs terabytes of address space */
 #else
     const size_t n = sizeof what / sizeof *what;
 #endif
