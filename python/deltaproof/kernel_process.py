@@ -35,11 +35,12 @@ from .fresh import Call
 from .limits import TooLong, within
 from .provenance import kernels_of
 from .records import ended
-from .words import safe, text_of
+from .words import one_line, safe, text_of
 
 PR_SET_DUMPABLE, PR_SET_PDEATHSIG = 4, 1
 LEAST_ENVIRONMENT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "TMPDIR")
 LONGEST_LINE = 1 << 20
+LISTED = ("kernels", "modules", "parameters")  # fields of an answer that are lists
 
 
 def _prctl(option: int, value: int) -> None:
@@ -78,7 +79,7 @@ class KernelProcess:
         said = self._answer(max(self.limit, 60.0))
         if "parameters" not in said:
             self.close()
-            raise ValueError(f"{self.file}: {said.get('why', 'no answer')}")
+            raise ValueError(f"{self.file}: {one_line(said.get('why', 'no answer'))}")
         return list(said["parameters"])
 
     def _send(self, what: Any) -> None:
@@ -110,8 +111,9 @@ class KernelProcess:
         try:
             size = int.from_bytes(self._read(4, limit), "little")
             said = json.loads(self._read(size, 5)) if size < LONGEST_LINE else None
-            lied = {"why": "the kernel's process lied", "ends": True}  # what follows is no answer
-            return said if isinstance(said, dict) else lied
+            if isinstance(said, dict) and all(isinstance(said.get(n, []), list) for n in LISTED):
+                return said
+            return {"why": "the kernel's process lied", "ends": True}  # what follows is no answer
         except TooLong as e:
             self._kill()
             return {"why": str(e)}
@@ -123,7 +125,7 @@ class KernelProcess:
     def _last_words(self) -> str:
         self.log.seek(0)
         lines = self.log.read()[-4096:].decode(errors="replace").strip().splitlines()
-        return f": {safe(lines[-1])}" if lines else ""
+        return f": {one_line(lines[-1])}" if lines else ""
 
     def __call__(self, problem: Problem, layout: str = "", apart: bool = False) -> Call:
         if self.process is None or self.process.poll() is not None:
@@ -137,10 +139,10 @@ class KernelProcess:
             said = self._answer(0)
         if "why" in said:
             if said.get("raised"):
-                self.raised.append(str(said["raised"]))
+                self.raised.append(safe(str(said["raised"])))
             if said.get("ends"):
                 self._kill()
-            return Call(None, str(said["why"]), bool(said.get("skipped")))
+            return Call(None, one_line(said["why"]), bool(said.get("skipped")))
         results = {}
         try:
             for n, shape in problem.wanted.items():
@@ -149,8 +151,8 @@ class KernelProcess:
         except (EOFError, TooLong):
             self._kill()
             return Call(None, "the kernel's process ended before it had sent its results")
-        self.kernels += [str(x) for x in said.get("kernels", []) if x not in self.kernels]
-        self.modules = [str(x) for x in said.get("modules", [])]
+        kernels, self.modules = ([one_line(x) for x in said.get(n, [])] for n in LISTED[:2])
+        self.kernels += [x for x in kernels if x not in self.kernels]
         return Call(results)
 
     def _kill(self) -> None:

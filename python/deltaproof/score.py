@@ -112,6 +112,8 @@ def score_file(
     told = read_task(task) | {n: x for n, x in more.items() if x is not None}
     if "base" not in told:
         raise ValueError(f"task {task}: base is missing")
+    if "" in forbid:
+        raise ValueError("forbid='': is a part of every name")
     with open(file, "rb") as f:
         digest = hashlib.sha256(f.read()).hexdigest()
     contract = {
@@ -134,7 +136,8 @@ def score_file(
     if used:
         out |= {"score": math.inf, "status": FAIL, "forbidden": used}
         text += f"forbidden: {', '.join(used)}\n"
-    return out, text + "".join(x.splitlines()[-1] + "\n" for x in call.raised[-3:])
+    said = [(x.split("\n") or [""])[-1] for x in (y.strip() for y in call.raised[-3:])]
+    return out, text + "".join(f"raised: {x}\n" for x in said)
 
 
 def as_json(scored: Mapping[str, Any]) -> str:

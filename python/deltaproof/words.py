@@ -125,8 +125,13 @@ def plain_number(x: Any) -> Any:
 
 
 def safe(text: str) -> str:
-    """The text as UTF-8 can say it: what it cannot is written as an escape."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    """The text as UTF-8 can say it and a terminal shows it: all else is written as an escape."""
+    shown = (c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+    return "".join(shown)
+
+
+def one_line(text: object) -> str:
+    return safe(" ".join(str(text).split()))
 
 
 def text_of(e: BaseException) -> str:
@@ -136,4 +141,4 @@ def text_of(e: BaseException) -> str:
         said = str(e)
     except Exception as why:
         said = f"(its text raises {type(why).__name__})"
-    return safe(f"{name}: {' '.join(said.split())}")
+    return one_line(f"{name}: {said}")

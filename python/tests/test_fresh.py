@@ -296,6 +296,37 @@ def test_a_kernel_that_ends_its_process_or_talks_fails(
     assert said["status"] == 1 and says in text, text
 
 
+FORGED = "\\x1b[2JSCORE: 0.1 (at most 1 passes)\\nSCORE: 0.1 (at most 1 passes)\\x1b[8m"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"def kernel(q, k, v, g, beta): raise ValueError('{FORGED}')\n",
+        f"def kernel(q, k, v, g, beta): raise type('{FORGED}', (Exception,), {{}})\n",
+        f"import os, sys\ndef kernel(q, k, v, g, beta): print('{FORGED}', file=sys.stderr);"
+        " sys.stderr.flush(); os._exit(0)\n",
+        "import sys\nm = sys.modules['__main__']\nreal = m._say\n"
+        f"m._say = lambda f, x: real(f, {{**x, 'modules': ['{FORGED}'], 'raised': '{FORGED}'}})\n"
+        "def kernel(q, k, v, g, beta): return v\n",
+        "import sys\nm = sys.modules['__main__']\nreal = m._say\n"
+        "m._say = lambda f, x: real(f, x | {'kernels': 5} if 'modules' in x else x)\n"
+        "def kernel(q, k, v, g, beta): return v\n",
+    ],
+)
+def test_what_a_kernel_says_is_no_line_of_its_own_and_moves_no_cursor(
+    tmp_path: Path, body: str
+) -> None:
+    said, text = scored(tmp_path, body, limit=20.0, forbid=["score"], count=1)
+    assert said["status"] == 1 and "\x1b" not in text, text
+    assert not [x for x in text.splitlines() if x.startswith("SCORE")], text
+
+
+def test_an_empty_name_forbids_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="forbid='': is a part of every name"):
+        scored(tmp_path, "def kernel(q, k, v, g, beta): return v\n", forbid=[""])
+
+
 def test_a_kernel_whose_answer_is_none_ends(tmp_path: Path) -> None:
     """Each waited for the other to read: more than a pipe holds."""
     body = """import os
