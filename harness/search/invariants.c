@@ -249,8 +249,7 @@ double *dp_check_own(dp_problem *p, int i) {
     return *x;
 }
 
-/* p with arrays in memory of this process, to be freed. */
-static dp_problem check_at_hand(const dp_problem *p) {
+dp_problem dp_check_at_hand(const dp_problem *p) {
     dp_problem c = *p;
     c.memory = NULL;
     for (int i = 0; i < DP_NINPUTS; i++) {
@@ -436,7 +435,7 @@ static double check_largest(const dp_check_work *w) {
     dp_err e = {0};
     double most = 0;
     if (reference_seconds(w->p) > AFFORDABLE) return 0;
-    DP_FREED(dp_problem_free) dp_problem here = check_at_hand(w->p);
+    DP_FREED(dp_problem_free) dp_problem here = dp_check_at_hand(w->p);
     DP_FREED(dp_sim_free) dp_sim ref;
     if (dp_sim_reference(&ref, &here, DP_CHUNK, w->N, NULL, 0, &e)) return 0;
     for (int f = DP_RESULT_O; f <= DP_RESULT_FINAL_STATE; f++) {
@@ -491,7 +490,7 @@ static void make_of_pass(const dp_check_subject *s, const dp_problem *p, const d
 
 void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *there, int N, int backward,
                           double *const *of, dp_error_bound *b, double **stage) {
-    DP_FREED(dp_problem_free) dp_problem here = check_at_hand(there);
+    DP_FREED(dp_problem_free) dp_problem here = dp_check_at_hand(there);
     const dp_design own = dp_check_design(s, &here);
     const dp_design pass[2] = {dp_design_of_pass(&own, 0), dp_design_of_pass(&own, 1)};
     const int two = backward && !dp_design_same(&pass[0], &pass[1]);

@@ -66,6 +66,9 @@
  *   ranks-bound   N ranks against one rank on the problem's own inputs: each row within the sum of
  *                 the two probable bounds (error_bound.h; math.md j.4); skipped if the fp64
  *                 reference of the bounds would take longer than a minute
+ *   reference     the first 128 tokens of a sequence on one rank against their fp64 reference. Rows
+ *                 must be within twice their bounds. A constant factor, or another recurrence,
+ *                 keeps all other properties
  */
 #pragma once
 #include "harness/device/device_run.h"
@@ -118,7 +121,8 @@ typedef struct {
     X("ranks", BITS_EXACT, ranks)                      \
     X("exact-cp", BITS, dp_check_exact_cp)             \
     X("transpose", BITS_EXACT, transpose)              \
-    X("ranks-bound", BOUNDS, dp_check_ranks_bound)
+    X("ranks-bound", BOUNDS, dp_check_ranks_bound)     \
+    X("reference", BOUNDS, dp_check_reference)
 #define DP_CHECK_COUNT(name, promise, run) +1
 #define DP_CHECK_WORD(name, promise, run) " " name
 enum { DP_NCHECKS = 0 DP_CHECKS(DP_CHECK_COUNT) };

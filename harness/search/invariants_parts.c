@@ -521,6 +521,52 @@ dp_status dp_check_ranks_bound(dp_check_work *w) {
     return DP_OK;
 }
 
+enum { REFERENCE_TOKENS = 128 };
+
+/* The first tokens of the first sequence that has some. */
+static dp_problem first_tokens(const dp_problem *p, int backward) {
+    const int64_t n = (int64_t)p->HV * p->K * p->V;
+    int i = 0;
+    while (i < p->Nseq - 1 && p->cu[i + 1] == p->cu[i])
+        i++;
+    const int64_t a = p->cu[i], most = a + REFERENCE_TOKENS,
+                  b = p->cu[i + 1] < most ? p->cu[i + 1] : most;
+    return dp_check_slice(p, a, b, p->s0 ? p->s0 + i * n : NULL,
+                          p->dstate ? p->dstate + i * n : NULL, backward);
+}
+
+/* Does the library's claim leave out states that have decayed? */
+static int drops(const dp_check_subject *s) {
+    dp_design d = {.drop = 0};
+    if (s->library && s->library->design)
+        dp_design_parse(s->library->design, s->run.base, &d, NULL);
+    return d.drop > 0;
+}
+
+dp_status dp_check_reference(dp_check_work *w) {
+    DP_FREED(dp_problem_free) dp_problem p = first_tokens(w->p, w->backward);
+    DP_FREED(dp_problem_free) dp_problem here = dp_check_at_hand(&p);
+    DP_FREED(dp_check_outcome_free) dp_check_outcome o = {0};
+    DP_FREED(dp_sim_free) dp_sim ref = {0};
+    DP_FREED(dp_error_bound_free) dp_error_bound bound = {0};
+    char why[160];
+    held all = {0};
+    dp_check_work v = *w;
+    v.p = &here;
+    v.base = &o;
+    if (drops(w->s)) return dp_check_skip(w, "what it drops is in no bound");
+    if (!dp_check_bounded(&v, why, sizeof why)) return dp_check_skip(w, why);
+    dp_status st = dp_check_run_problem(w->s, &p, 1, w->backward, &o, w->e);
+    if (st) return st;
+    st = dp_sim_reference(&ref, &here, DP_CHUNK, 1, NULL, w->backward, w->e);
+    if (st) return st;
+    dp_check_bounds_make(w->s, &here, 1, w->backward, NULL, &bound, NULL);
+    for (int f = 0; f < DP_NRESULTS; f++)
+        hold_rows(&v, f, &ref.out, bound.row[f], bound.row[f], "the fp64 reference and it", &all);
+    say_held(w, &all);
+    return DP_OK;
+}
+
 /* Lengths of chunks that the subject can be asked for, as their sum; 0: none, why says so. */
 static int other_lengths(const dp_check_work *w, char *why, size_t size) {
     const dp_design own = dp_check_design(w->s, w->p);

@@ -45,6 +45,8 @@ double *dp_check_own(dp_problem *p, int i);
  * [HV][K][V]. */
 dp_problem dp_check_slice(const dp_problem *p, int64_t a, int64_t b, const double *s0,
                           const double *dstate, int backward);
+/* p with arrays in memory of this process, to be freed. */
+dp_problem dp_check_at_hand(const dp_problem *p);
 /* Frees results and factors of a run. */
 void dp_check_outcome_free(dp_check_outcome *o);
 /* Runs the subject on a problem. */
@@ -114,5 +116,7 @@ dp_status dp_check_exact_cp(dp_check_work *w);
 dp_status dp_check_ranks(dp_check_work *w, int transpose);
 /* One rank and N ranks differ by no more than both bounds. */
 dp_status dp_check_ranks_bound(dp_check_work *w);
+/* The first tokens differ from their fp64 reference by no more than twice their bounds. */
+dp_status dp_check_reference(dp_check_work *w);
 /* Chunks of other lengths differ by no more than both bounds. */
 dp_status dp_check_chunk_size(dp_check_work *w);

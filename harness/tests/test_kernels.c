@@ -1251,8 +1251,8 @@ static void both_say(const char *on, const char *args, int want, size_t n) {
 
 DP_TEST(kernels, checks_on_a_device_say_what_those_of_the_host_say) {
     NEEDS_KERNELS;
-    both_say(program(), "smoke-kda --tokens 136 --heads 3 --every", 0, 19);
-    both_say(program(), "smoke-dplr --tokens 72 --heads 3 --block 2", 0, 19);
+    both_say(program(), "smoke-kda --tokens 136 --heads 3 --every", 0, 20);
+    both_say(program(), "smoke-dplr --tokens 72 --heads 3 --block 2", 0, 20);
 }
 
 DP_TEST(kernels, checks_on_a_device_name_faults_as_those_of_the_host_do) {

@@ -92,6 +92,8 @@ int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof
         o[p->cu[1] * p->HV * p->V + i] *= 1.01;
     for (int i = 0; is("stateless") && !p->initial_state && i < p->V; i++)
         o[i] += 1e-2;
+    for (int64_t i = 0; is("doubles") && i < n; i++)
+        o[i] *= 2;
     if (is("talks")) {
         printf("{\"not\": \"the record\"}\n");
         fflush(stdout);
