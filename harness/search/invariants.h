@@ -66,9 +66,9 @@
  *   ranks-bound   N ranks against one rank on the problem's own inputs: each row within the sum of
  *                 the two probable bounds (error_bound.h; math.md j.4); skipped if the fp64
  *                 reference of the bounds would take longer than a minute
- *   reference     the first 128 tokens of a sequence on one rank against their fp64 reference. Rows
- *                 must be within twice their bounds. A constant factor, or another recurrence,
- *                 keeps all other properties
+ *   reference     the first 128 tokens of the longest sequence, on one rank, against their fp64
+ *                 reference. Rows must be within twice their bounds. A constant factor, or another
+ *                 recurrence, keeps all other properties
  */
 #pragma once
 #include "harness/device/device_run.h"

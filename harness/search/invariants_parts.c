@@ -523,12 +523,12 @@ dp_status dp_check_ranks_bound(dp_check_work *w) {
 
 enum { REFERENCE_TOKENS = 128 };
 
-/* The first tokens of the first sequence that has some. */
+/* The first tokens of the longest sequence. */
 static dp_problem first_tokens(const dp_problem *p, int backward) {
     const int64_t n = (int64_t)p->HV * p->K * p->V;
     int i = 0;
-    while (i < p->Nseq - 1 && p->cu[i + 1] == p->cu[i])
-        i++;
+    for (int s = 1; s < p->Nseq; s++)
+        if (p->cu[s + 1] - p->cu[s] > p->cu[i + 1] - p->cu[i]) i = s;
     const int64_t a = p->cu[i], most = a + REFERENCE_TOKENS,
                   b = p->cu[i + 1] < most ? p->cu[i + 1] : most;
     return dp_check_slice(p, a, b, p->s0 ? p->s0 + i * n : NULL,
