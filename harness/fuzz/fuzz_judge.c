@@ -69,6 +69,14 @@ static void check_design(const dp_design *d) {
     must(dp_design_same(d, &x) && !strcmp(text, again), "another design than", text);
 }
 
+/* Query heads a value head, each of them a token of the case. */
+static int64_t queries(const dp_case *c) {
+    int64_t n = 1;
+    for (int i = 0; i < c->nwarn; i++)
+        if (strstr(c->warn[i], " query heads a value head")) n = strtoll(c->warn[i], NULL, 10);
+    return n;
+}
+
 static void check_case(const dp_case *c, const dp_judge_options *o, const dp_judge_loaded *l) {
     dp_err e = {0};
     int any = l->factors != NULL;
@@ -81,7 +89,7 @@ static void check_case(const dp_case *c, const dp_judge_options *o, const dp_jud
     must(c->nranks == 1 && c->p.T % c->ranks[0] == 0 && c->nbase == 1 && c->nchain == 1, "ranks",
          "");
     must(!o->scale || c->p.scale == strtod(o->scale, NULL), "another scale than", o->scale);
-    must(!o->tokens || c->p.T == o->tokens, "other tokens", "");
+    must(!o->tokens || c->p.T == o->tokens * queries(c), "other tokens", "");
     for (int i = 0; i < DP_NRESULTS; i++)
         any |= *dp_result_at((dp_result *)&l->stored.r, i) != NULL;
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)

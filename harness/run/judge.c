@@ -362,7 +362,7 @@ static void judge_one_key(dp_tensorfile *in, dp_tensorfile *out) {
         int behind; /* axes after that of keys */
     } KEYED[] = {{"k", 1}, {"v", 1}, {"beta", 0}, {"dk", 1}, {"dv", 1}, {"dbeta", 0}};
     const dp_tensor *q = find(in, "q"), *k = find(in, "k");
-    if (!q || !k || k->ndim != q->ndim + 1 || k->shape[k->ndim - 2] != 1) return;
+    if (!q || !q->ndim || !k || k->ndim != q->ndim + 1 || k->shape[k->ndim - 2] != 1) return;
     const int axes = q->ndim + 1;
     for (size_t i = 0; i < COUNT(KEYED); i++) {
         dp_tensor *t = find(*KEYED[i].name == 'd' ? out : in, KEYED[i].name);
