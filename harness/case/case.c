@@ -665,6 +665,13 @@ void dp_case_warn(dp_case *c, const char *fmt, ...) {
     c->warn[c->nwarn++] = msg;
 }
 
+static dp_status check_problem(const dp_casefile *f, const dp_case *c, int allow_nonfinite,
+                               dp_err *e) {
+    dp_err inner = {0};
+    if (!c->op->has_problem || !dp_problem_check(&c->p, allow_nonfinite, &inner)) return DP_OK;
+    return dp_fail(e, inner.code, "%s: %s", f->path, inner.msg);
+}
+
 static dp_status case_check(const dp_casefile *f, dp_case *c, dp_err *e) {
     dp_case_input s[DP_CASE_MAX_INPUTS];
     const int n = dp_case_inputs(c, s);
@@ -678,14 +685,10 @@ static dp_status case_check(const dp_casefile *f, dp_case *c, dp_err *e) {
                                           "nonfinite = allow",
                                           s[i].field->name, at, (*s[i].where)[j]);
             }
-    if (!c->op->has_problem) return DP_OK;
-    if (dp_reads_along(&c->p) && !c->backward)
+    if (c->op->has_problem && dp_reads_along(&c->p) && !c->backward)
         return dp_casefile_refuse(f, dp_case_session(c) ? "session" : "backward", e,
                                   "o of %s reads along values, which needs gradients", c->op_name);
-    dp_err inner = {0};
-    if (dp_problem_check(&c->p, c->allow_nonfinite, &inner))
-        return dp_fail(e, inner.code, "%s: %s", f->path, inner.msg);
-    return DP_OK;
+    return check_problem(f, c, c->allow_nonfinite, e);
 }
 
 /* sum_j beta_j |k_j|^2 as the step sees it. */
@@ -731,11 +734,9 @@ static void case_warn_expanding(dp_case *c) {
 /* data: the tensors; NULL: they are generated. tokens: those of data. */
 static dp_status make_inputs(const dp_casefile *f, dp_case *c, const dp_tensorfile *data,
                              int64_t tokens, dp_err *e) {
-    dp_status s = DP_OK;
-    if (data)
-        s = case_load_data(f, data, c, tokens, e);
-    else
-        case_generate(f, c);
+    dp_status s = check_problem(f, c, 1, e); /* the laws count on the shapes */
+    if (!s && data) s = case_load_data(f, data, c, tokens, e);
+    if (!s && !data) case_generate(f, c);
     if (!s && c->backward) c->op->fill_gradients(f, c); /* those that data did not bring */
     if (!s) s = case_override(f, c, e);
     if (!s) s = case_check(f, c, e);

@@ -367,7 +367,6 @@ static void fill_own_rows(dp_problem *p, const dp_inputs_spec *s) {
     const dp_recurrence *a = dp_recurrence_of(p);
     const dp_key_roles roles = dp_key_roles_of(a);
     const int64_t rows = p->T * p->HV, n = rows * p->K;
-    if (p->H != p->HV) return; /* refused by dp_problem_check */
     for (int i = 0; i < DP_KEYS_MOST; i++) {
         double *x = *dp_input_at(p, dp_row_keys[i]);
         const double *like = dp_input_of(p, dp_row_keys[roles.like[i]]);
