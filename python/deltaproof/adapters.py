@@ -97,7 +97,7 @@ def flashinfer_evaluator(base: str = "bf16", **settings: Any) -> Any:
             )  # fmt: skip
             if not seen or not isinstance(seen[-1], tuple):
                 return found
-            verdicts = [_judged_flashinfer(definition, *x, base, settings) for x in seen]
+            verdicts = [_judged_flashinfer(definition, i, o, base, settings) for i, o in seen]
             worst = max(verdicts, key=lambda x: (x.status == 1, x.status))
             errors = found[0] or Correctness()
             told = {"status": worst.status, "text": worst.text, "failures": worst.failures()}

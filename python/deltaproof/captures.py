@@ -133,11 +133,14 @@ def _worst_first(rows: Sequence[Mapping[str, Any]], key: str) -> list[str]:
 
 def judge_folder(path: str, base: str | None = None) -> tuple[int, list[dict[str, Any]], list[str]]:
     """(status, a row a call, lines)."""
-    rows, lines = [], []
+    rows: list[dict[str, Any]] = []
+    lines = []
     for x in folder(path):
         found = judged(x, base)
-        row = {"name": x.name, "layer": x.told.get("layer", "none"), "status": found.status,
-               "rank": x.told.get("rank", "0"), "share": worst(found)}  # fmt: skip
+        row: dict[str, Any] = {
+            "name": x.name, "layer": x.told.get("layer", "none"), "status": found.status,
+            "rank": x.told.get("rank", "0"), "share": worst(found),
+        }  # fmt: skip
         word = ("pass", "fail", "unjudged")[found.status]
         why = "; ".join(found.failures()) or f"{row['share']:.3g} of its limit"
         if found.status == NOT_JUDGED:
@@ -238,7 +241,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
     a = ap.parse_args(arguments)
     try:
         if command == "differ":
-            status, lines = differ_folders(*a.folders, base=a.base)
+            status, lines = differ_folders(a.folders[0], a.folders[1], a.base)
         else:
             status, rows, lines = judge_folder(a.folders[0], a.base)
             if a.json:

@@ -202,10 +202,10 @@ class Contract:
         if not _is_whole(self.queries) or self.queries < 1:
             raise ValueError(f"queries={self.queries!r}: must be a whole number from 1 on")
         if self.widths is not None:
-            own = tuple(self.widths) if isinstance(self.widths, tuple | list) else ()
-            if len(own) != 2 or not all(_is_whole(n) and 1 <= n <= 512 for n in own):
+            pair = tuple(self.widths) if isinstance(self.widths, tuple | list) else ()
+            if len(pair) != 2 or not all(_is_whole(n) and 1 <= n <= 512 for n in pair):
                 raise ValueError(f"widths={self.widths!r}: must be (K, V), from 1 to 512 each")
-            object.__setattr__(self, "widths", own)
+            object.__setattr__(self, "widths", pair)
         asked = _is_whole(self.checkpoints) and self.checkpoints > 0
         if asked != ("checkpoints" in self.outputs) or not (asked or self.checkpoints == 0):
             raise ValueError(
@@ -395,9 +395,9 @@ class Contract:
         ):
             if form != own and parameter not in takes:
                 raise Unsupported(f"{parameter} {form}, the function computes {own}")
-        own = problem.arrays["q"].shape[-1], problem.arrays["v"].shape[-1]
-        if self.widths and own != self.widths:
-            raise Unsupported("K = {}, V = {}: not the function's widths".format(*own))
+        K, V = problem.arrays["q"].shape[-1], problem.arrays["v"].shape[-1]
+        if self.widths and self.widths != (K, V):
+            raise Unsupported(f"K = {K}, V = {V}: not the function's widths")
         if s["chunk"] and "chunk" not in takes:
             raise Unsupported("the function takes no `chunk`, which its design says")
         if not self._standard(problem) and not self.may_get("scale"):

@@ -269,8 +269,8 @@ class Diagnosis:
         if wrong <= reached:
             text = f"{len(wrong)} tokens, all of sequences that several ranks share"
             return Finding("exchange", f"{text}; first: {place}")
-        inside = min(wrong - reached)
-        text = f"tokens that need no other rank are wrong, first {name} at {self.where(inside)}"
+        first = self.where(min(wrong - reached))
+        text = f"tokens that need no other rank are wrong, first {name} at {first}"
         return Finding("ranks", f"{text}; first of all: {place}")
 
 

@@ -18,7 +18,7 @@ from .vocabulary import INPUTS, unit_axes
 from .words import in_python
 
 
-def _settings(given: dict[str, Any], sequences: Sequence[int]) -> dict[str, Any]:
+def _settings(given: dict[str, Any], sequences: Any) -> dict[str, Any]:
     """A problem's, as metadata of its file."""
     out = {"gate": given["gate"], "beta": given["beta_form"], "l2norm": int(given["l2norm"])}
     out["scale"] = repr(given["scale"])

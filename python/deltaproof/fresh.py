@@ -332,7 +332,7 @@ def share(tensor: Mapping[str, Any]) -> float:
 
 
 def run_fresh(
-    call: Caller,
+    call: Any,  # Caller, or kernel_process.KernelProcess
     contract: Contract,
     *,
     seed: int | None,

@@ -70,7 +70,8 @@ report_folders: list[Callable[[], str | None]] = []
 
 
 _calls = threading.local()
-P, Found = ParamSpec("P"), TypeVar("Found")
+P = ParamSpec("P")
+Found = TypeVar("Found")
 
 
 def asked_folder() -> str | None:

@@ -108,9 +108,8 @@ def _reserved(x: Any, shape: tuple[int, ...], strides: list[int]) -> Any:
     if is_torch(x):
         import torch
 
-        view = torch.from_numpy(memory).view(x.dtype).as_strided(shape, strides, WRAPS)
-        view.copy_(x)
-        return view
+        far = torch.from_numpy(memory).view(x.dtype).as_strided(shape, strides, WRAPS)
+        return far.copy_(x)
     view = np.lib.stride_tricks.as_strided(
         memory.view(x.dtype)[WRAPS:], shape, [s * size for s in strides]
     )

@@ -39,7 +39,7 @@ def read_task(name: str) -> dict[str, str]:
     if not os.path.isfile(path):
         there = " ".join(sorted(x.removesuffix(".task") for x in os.listdir(TASKS)))
         raise ValueError(f"task {name}: no such file, and there are {there}")
-    out = {}
+    out: dict[str, str] = {}
     with open(path, encoding="utf-8", errors="replace") as f:
         for i, line in enumerate(f, 1):
             key, is_, value = (x.strip() for x in line.split("#")[0].partition("="))

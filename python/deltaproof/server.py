@@ -45,9 +45,9 @@ class About:
 
     def __post_init__(self) -> None:
         if self.base == "fp16":  # as `judge` has it
-            words = ["factors=fp16,out=fp16"] + [self.design] * bool(self.design)
+            words = "factors=fp16,out=fp16" + (f",{self.design}" if self.design else "")
             object.__setattr__(self, "base", "bf16")
-            object.__setattr__(self, "design", ",".join(words))
+            object.__setattr__(self, "design", words)
 
 
 class Server:

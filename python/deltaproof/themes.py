@@ -280,7 +280,7 @@ def _claimed(keys: dict[str, object], contract: Contract) -> dict[str, object]:
     """The keys that fit the function's claim and parameters."""
     left_out = {"dtype"} if contract.base not in WIDE else set()
     left_out |= {"v_scale"} if contract.base == "fp16" or contract.narrow else set()
-    own = {} if contract.takes("lower_bound") else {"lower_bound": LOWER_BOUND}
+    own: dict[str, object] = {} if contract.takes("lower_bound") else {"lower_bound": LOWER_BOUND}
     own |= {"dtype": contract.base}
     if contract.base == "fp16" and "qk_decades" in keys:  # in which smaller rows have few bits
         own |= {"qk_decades": 3}

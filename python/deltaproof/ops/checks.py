@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
-Tensor = torch.Tensor
 TYPES = (torch.bfloat16, torch.float32, torch.float16)
 
 
@@ -23,7 +23,7 @@ def need(good: bool, argument: str, why: str) -> None:
         raise ValueError(f"{argument}: {why}")
 
 
-def shaped(name: str, x: Tensor, **axes: int) -> None:
+def shaped(name: str, x: object, **axes: int) -> None:
     """x has these axes, in their order."""
     wanted = tuple(axes.values())
     if not isinstance(x, Tensor):

@@ -10,6 +10,7 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from . import checks
@@ -17,8 +18,6 @@ from . import kernels as c
 from .checks import need, refuse
 from .context import number_of
 from .registered import How, chunk
-
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,7 @@ def run(
     else:
         widths = {"erase": K, "write": V, "lr_a": K, "lr_b": K}
         FLA = {"erase": "b", "write": "w", "lr_a": "a", "lr_b": "b"}
-        own = dict(zip((FLA[n] for n in h.strengths), (s1, s2), strict=False))
+        own: dict[str, Any] = dict(zip((FLA[n] for n in h.strengths), (s1, s2), strict=False))
         for n in h.strengths:
             checks.shaped(FLA[n], own[FLA[n]], B=B, T=T, HV=HV, width=widths[n])
         q, k, v, *rest = checks.alike(q=q, k=k, v=v, **own)

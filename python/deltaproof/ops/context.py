@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from . import kernels as c
 from .checks import need, refuse
@@ -27,7 +28,6 @@ from .checks import need, refuse
 LAYOUTS = ("contiguous", "zigzag", "sequence-zigzag")
 KEPT = 4096
 LIMIT_S = 600.0  # until a rank on a device that nobody answers ends
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,13 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from . import checks
 from .checks import need, refuse
 from .context import number_of
 from .plans import bounds
 from .registered import conv
-
-Tensor = torch.Tensor
 
 
 def causal_conv1d(

@@ -3,11 +3,12 @@ pass it."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from . import checks
 from . import kernels as c
@@ -15,8 +16,6 @@ from .checks import need, refuse
 from .chunked import Gate, beta_form, gate_of, needs_gradients, parameters, run
 from .plans import PLANS, bounds, is_current, stream_of
 from .registered import Step, alone, decode
-
-Tensor = torch.Tensor
 
 
 def fused_recurrent_kda(
@@ -101,10 +100,11 @@ def fused_recurrent_gated_delta_rule(
     gate = gate_of(use_gate_in_kernel, {"A_log": A_log, "dt_bias": dt_bias})
     if beta is None:
         beta = torch.ones(v.shape[:3], dtype=torch.float32, device=v.device)
-    if g is None and gk is None:
-        g = torch.zeros(v.shape[:3], dtype=torch.float32, device=v.device)
+    decay = g if gk is None else gk
+    if decay is None:
+        decay = torch.zeros(v.shape[:3], dtype=torch.float32, device=v.device)
     return _recur(
-        "gdn" if gk is None else "kda", q, k, v, g if gk is None else gk, beta, gate,
+        "gdn" if gk is None else "kda", q, k, v, decay, beta, gate,
         beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), scale, initial_state,
         output_final_state, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens, kwargs, known,
     )  # fmt: skip
@@ -114,10 +114,12 @@ class Known:
     """A call by what its checks look at. If an earlier call had the same, and none of its tensors
     was converted, its step is called again without checks."""
 
-    _steps: dict[Hashable, tuple[Step, Tensor]] = {}
+    _steps: dict[Hashable, tuple[Step, Tensor | None]] = {}
+    step: Any
+    key: Hashable | None
 
     def __init__(
-        self, settings: tuple[Any, ...], given: tuple[Tensor | None, ...], other: Any,
+        self, settings: tuple[Any, ...], given: tuple[Any, ...], other: Any,
         kwargs: dict[str, Any],
     ) -> None:  # fmt: skip
         self.step = self.key = None
@@ -263,7 +265,8 @@ def _decode(
     q, k, v = checks.computable(q, k, v)
     g, strength = checks.gates(g, beta)
     A_log, dt_bias = parameters(gate, HV, K if model == "kda" else 1)
-    rows, length, at, start = (q, k, v, g, strength), None, None, None
+    rows: tuple[Any, ...] = (q, k, v, g, strength)
+    length = at = start = None
     if slots is not None:
         if cu is not None:
             checks.sequences(q, cu, cu_cpu, None)
@@ -319,7 +322,7 @@ def _places(cu: tuple[int, ...], longest: int, device: torch.device) -> tuple[Te
 
 
 def _pool(
-    states: Tensor | None, slots: Tensor, accepted: Tensor | None, batch: tuple[int, int],
+    states: Tensor | None, slots: Tensor, accepted: Tensor | None, batch: Sequence[int],
     v_first: bool, HV: int, K: int, V: int,
 ) -> Tensor:  # fmt: skip
     N, T = batch

@@ -25,6 +25,9 @@ _POINTER = ctypes.c_void_p
 class Plan:
     """A handle of the C library with its destructor, and room for the error of a call."""
 
+    workspace: int  # bytes
+    saved: int
+
     def __init__(self, kind: str, create: Callable[[Any, Any, Any], int], destroy: str) -> None:
         self.lib = library(kind)
         self.handle, self.err, self.lock = _POINTER(), dp_err(), threading.Lock()

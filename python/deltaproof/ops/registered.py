@@ -17,12 +17,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from . import kernels as c
 from .context import communicator, of_rank_0, ranks
 from .plans import Place, Plan, bounds, guarded, plan
 
-Tensor = torch.Tensor
 _lib = torch.library.Library("deltaproof", "DEF")
 
 _INPUTS = (
@@ -84,7 +84,7 @@ def _dtype(x: Tensor | None) -> int:
     return c.F32 if x is None else _DTYPES[x.dtype]
 
 
-def _ready(x: Tensor | None) -> Tensor | None:
+def _ready(x: Any) -> Any:
     """Rows one after the other, at an address of 16 bytes: a copy where they are not."""
     if x is None:
         return None
@@ -362,7 +362,8 @@ def _conv_plan(
 
 def _conv_call(
     x: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor | None,
-    cu_seqlens_cpu: Tensor | None, silu: int, number: int, saved: Tensor | None, **others: Tensor,
+    cu_seqlens_cpu: Tensor | None, silu: int, number: int, *, saved: Tensor | None,
+    **others: Tensor,
 ) -> Tensor:  # fmt: skip
     """saved: the workspace of the forward, in which the backward of ranks finds the rows before."""
     place, share = Place(x), ranks(number)
@@ -380,7 +381,7 @@ def _conv_call(
 def _conv(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
     x, weight, bias = map(_ready, (x, weight, bias))
     y = torch.empty_like(x)
-    return y, _conv_call(x, weight, bias, *rest, None, y=y)
+    return y, _conv_call(x, weight, bias, *rest, saved=None, y=y)
 
 
 def _conv_backward(
@@ -389,7 +390,7 @@ def _conv_backward(
     *settings, saved, dy = rest
     x, weight, bias, dy = map(_ready, (x, weight, bias, dy))
     dx, dw, dbias = torch.empty_like(x), torch.empty_like(weight), _like(bias, weight)
-    _conv_call(x, weight, bias, *settings, saved, dy=dy, dx=dx, dw=dw, dbias=dbias)
+    _conv_call(x, weight, bias, *settings, saved=saved, dy=dy, dx=dx, dw=dw, dbias=dbias)
     of_rank_0(ranks(settings[-1]), dw, dbias)
     return dx, dw, dbias
 
