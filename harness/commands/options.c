@@ -462,9 +462,9 @@ static void refuse_unknown(const struct argp *a, int argc, char **argv) {
             i += !word[len] && takes_value(a, word);
             continue;
         }
-        DP_OWN char *name = strndup(word, len);
-        const char *near = dp_suggest(name, names, n);
-        fprintf(stderr, "%s: --%s is not an option%s%s%s; --help lists them\n", argv[0], name,
+        argv[i][2 + len] = 0;
+        const char *near = dp_suggest(word, names, n);
+        fprintf(stderr, "%s: --%s is not an option%s%s%s; --help lists them\n", argv[0], word,
                 near ? ": did you mean --" : "", near ? near : "", near ? "?" : "");
         exit(argp_err_exit_status);
     }
