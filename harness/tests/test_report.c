@@ -172,8 +172,9 @@ DP_TEST(report, findings_state_case_policy_and_numbers) {
         "All fp64, 2 ranks, 1 case: the largest relative error is 2.0e-16",
         "Where the state forgets, the format of M does not matter: strong, K = 32 (|M|_F = 0 after "
         "16 chunks).",
-        "Nearest to a bound: y at 0.50 of it, rank 0 (kconv:ranks=4,base=bf16); S_in at 0.32 of "
-        "it, rank 1 (kda-long:ranks=4,base=bf16,chain=tf32rz,merge=allgather)",
+        "Nearest to a bound, of those that pass: y at 0.50 of it, rank 0 "
+        "(kconv:ranks=4,base=bf16); S_in at 0.32 of it, rank 1 "
+        "(kda-long:ranks=4,base=bf16,chain=tf32rz,merge=allgather)",
         "2 of 65 judged tensors pass under a bound larger than the tensor itself, which proves "
         "nothing; bound over norm in brackets: nan-in base fp32: o (up to inf); "
         "packed base fp64: H (up to 7.0).",

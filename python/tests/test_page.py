@@ -39,6 +39,18 @@ def test_a_card_says_where_each_failing_tensor_begins_to_fail(tmp_path: Path) ->
     assert "/ undeclared / file" in said, "a label of a run with an empty word"
 
 
+def test_the_design_that_explains_a_run_is_not_in_its_label(tmp_path: Path) -> None:
+    x = inputs(V=16)
+    o, state = kda(**x)
+    o[:, 1] *= np.float32(1.04)
+    made = {"o": deltaproof.to_bf16(o), "final_state": state}
+    assert deltaproof.judge(x, made, out=str(tmp_path), **{**SAID, "base": "bf16"}).status == 1
+    said = page(tmp_path)
+    assert "explained by chunk=" in said, said
+    assert "o, 1 rank, bf16 / fp32 / undeclared / file" in said, "a label too long for its table"
+    assert "Nearest to a bound, of those that pass: final_state at" in said, said
+
+
 def test_the_mistake_that_fits_stands_in_the_page(tmp_path: Path) -> None:
     x = inputs(V=16)
     late = np.roll(kda(**x)[0], 1, 0)

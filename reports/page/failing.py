@@ -117,7 +117,7 @@ def _first_window(t: Tensor) -> str:
 
 
 def _settings(run: Run, case: Case) -> list[tuple[str, str]]:
-    policy = [(k, str(v)) for k, v in run["policy"].items() if v]
+    policy = [(k.replace("_", " "), str(v)) for k, v in run["policy"].items() if v]
     forms = [(k, str(case[k])) for k in FORMS if case.get(k) is not None]
     sizes = [("op", case["op"]), ("shape", shape(case)), *forms, ("ranks", whole(run["ranks"]))]
     return sizes + policy

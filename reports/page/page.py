@@ -330,8 +330,9 @@ def case_verdict(counts: dict[str, int]) -> str:
 
 def run_label(run: Run) -> str:
     """8 ranks, bf16 / tf32rz: base and chain; the merge order only when it is not all-gather, the
-    backend only when it is not the simulation."""
-    names = [v for k, v in run["policy"].items() if v and (k, v) != ("merge", "allgather")]
+    backend only when it is not the simulation. Not the many words of the design that explains."""
+    left = {"explained_by", "merge" if run["policy"].get("merge") == "allgather" else ""}
+    names = [v for k, v in run["policy"].items() if v and k not in left]
     if run.get("backend") not in (None, "sim"):
         names.append(run["backend"])
     ranks = plural(run["ranks"], "rank") + ", " if run["op"] not in NO_RANKS else ""

@@ -28,8 +28,8 @@ def bound_sentences(rec: Record, most: int = 4) -> list[Markup]:
                 if k not in near_ones or t["ratio"] > near_ones[k][1]["ratio"]:
                     near_ones[k] = (r, t)
     top = sorted(near_ones.values(), key=lambda rt: -rt[1]["ratio"])[:most]
-    out = [H("Nearest to a bound: {}.", join("; ", (nearest(r, t) for r, t in top)))] if top else []
-    return out + [s for s in (chain_looseness(rec), empty_passes(rec)) if s]
+    said = H("Nearest to a bound, of those that pass: {}.", join("; ", (nearest(*x) for x in top)))
+    return [said] * bool(top) + [s for s in (chain_looseness(rec), empty_passes(rec)) if s]
 
 
 def empty_passes(rec: Record, most: int = 4) -> Markup | None:
