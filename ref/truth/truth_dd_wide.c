@@ -4,7 +4,6 @@
 
 #include <string.h>
 
-#pragma GCC diagnostic ignored "-Wpsabi"
 #define VL 8
 #define FN static __attribute__((noinline, unused)) /* inlined: half a minute to compile */
 #define LANES tr_dd_wide
