@@ -140,7 +140,8 @@ static void put_run(FILE *f, const dp_run *r) {
     fputc('\n', f);
 }
 
-char *dp_digest_text(const dp_run *r) {
+/* The text of one run; to be freed. */
+static char *digest_text(const dp_run *r) {
     char *text = NULL;
     size_t size;
     FILE *f = open_memstream(&text, &size);
@@ -179,7 +180,7 @@ dp_digest dp_digest_of(const dp_runs *r) {
     int n = 0;
     for (int i = 0; i < r->n; i++)
         if (covered(&r->run[i]))
-            lines[n++] = (line){dp_digest_text(&r->run[i]), dp_backends[r->run[i].backend].peers};
+            lines[n++] = (line){digest_text(&r->run[i]), dp_backends[r->run[i].backend].peers};
     qsort(lines, (size_t)n, sizeof *lines, by_text);
     for (int i = 0; i < n; i++) {
         if (i && lines[i].peers && !strcmp(lines[i].text, lines[i - 1].text)) continue;

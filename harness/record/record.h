@@ -114,5 +114,3 @@ typedef struct {
 } dp_digest;
 /* The digest of those runs that are covered. */
 dp_digest dp_digest_of(const dp_runs *r);
-/* The text of one run; to be freed. */
-char *dp_digest_text(const dp_run *r);

@@ -473,7 +473,7 @@ static const dp_record_field RUNS[] = {
      WHEN(failed_by_tier)},
     {"why", TEXT, .what = "for all but pass", ARRAY(dp_run, why), IF(dp_run, why[0])},
     {"seconds", NUMBER, WRITTEN, NULL, RUN(seconds)}};
-const dp_object_schema dp_record_run_schema = OBJECT("run", RUNS);
+static const dp_object_schema run_schema = OBJECT("run", RUNS);
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
@@ -659,7 +659,7 @@ static json_t *runs(const void *x) {
     const dp_record *r = x;
     json_t *a = json_array();
     for (int i = 0; i < r->runs->n; i++)
-        json_array_append_new(a, dp_schema_write(&dp_record_run_schema, &r->runs->run[i]));
+        json_array_append_new(a, dp_schema_write(&run_schema, &r->runs->run[i]));
     return a;
 }
 
@@ -680,7 +680,7 @@ static const dp_record_field TOP[] = {
      IF(dp_record, empty)},
     {"verdict", WORDS(VERDICTS, 3), WRITTEN, NULL, GET(verdict)},
     {"cases", LIST_OF(CASE_OBJECT), WRITTEN, NULL, GET(cases)},
-    {"runs", LIST_OF(dp_record_run_schema), WRITTEN, NULL, GET(runs)},
+    {"runs", LIST_OF(run_schema), WRITTEN, NULL, GET(runs)},
     {"pooled", LIST_OF(POOL_OBJECT),
      .what = "tensors of a kernel over all its cases (verdict/levels.h)", RECORD(pooled),
      .count = pooled, IF(dp_record, npooled)}};

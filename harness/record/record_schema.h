@@ -7,5 +7,4 @@
 #define DP_RECORD_VERSION 1
 #define DP_RECORD_MAX_RANKS 4096
 
-extern const dp_object_schema dp_record_schema;     /* of a dp_record */
-extern const dp_object_schema dp_record_run_schema; /* of a dp_run */
+extern const dp_object_schema dp_record_schema; /* of a dp_record */

@@ -121,13 +121,6 @@ dp_status dp_id_parse(const char *id, int subject, dp_id *out, dp_err *e) {
     return DP_OK;
 }
 
-void dp_id_cut(char *id, dp_id_key key, const char *value) {
-    char item[64];
-    snprintf(item, sizeof item, ",%s=%s", KEYS[key].name, value);
-    char *at = strstr(id, item);
-    if (at) *at = 0;
-}
-
 /* ---- runs ------------------------------------------------------------------------------------ */
 
 int dp_case_is_exact(const dp_case *c) {

@@ -24,8 +24,5 @@ typedef struct {
  * and the first part of it that is not understood. */
 dp_status dp_id_parse(const char *id, int subject, dp_id *out, dp_err *e);
 
-/* Cuts the text of an ID off before this key, where it stands there with this value ("": any). */
-void dp_id_cut(char *id, dp_id_key key, const char *value);
-
 /* A number of ranks, 1 .. DP_MAX_RANKS; -1: it is none. */
 int dp_find_ranks(const char *text);

@@ -19,7 +19,6 @@
  * are not. They are along the tensor itself (a factor), along one sign (an offset), and against the
  * sign of each entry by its spacing (truncation). */
 typedef enum { DP_ALONG_VALUE, DP_ALONG_OFFSET, DP_ALONG_ZERO, DP_NDIRECTIONS } dp_direction;
-extern const char *const dp_direction_names[DP_NDIRECTIONS]; /* factor, offset, truncation */
 
 typedef struct {
     int ndraw;

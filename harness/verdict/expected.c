@@ -433,8 +433,6 @@ static const double *drawn_dg(const dp_drawn_run *x) { return x->design.chunk ? 
 
 /* ---- draws ----------------------------------------------------------------------------------- */
 
-const char *const dp_direction_names[DP_NDIRECTIONS] = {"factor", "offset", "truncation"};
-
 /* The power of two below |x|, with its sign; 0 for zeros and subnormals. */
 static inline double spacing(double x) {
     uint64_t bits;

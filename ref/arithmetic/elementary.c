@@ -9,18 +9,6 @@
 double dp_exp(double x) { return dp_exp_core(x); }
 float dp_expf(float x) { return dp_expf_core(x); }
 
-/* n = 0: r + r^2 p, that is (y - 1) + tail, where y - 1 is exact. Else 2^n y - 1 is at least 0.29
- * in size, its error a two_sum, and 2^n tail is below 2^n 0.07. That is one rounding at full size
- * and a small rest. */
-double dp_expm1(double x) {
-    if (x < -40) return -1;
-    if (!(x < 709)) return dp_exp(x);
-    if (fabs(x) < 0x1p-54) return x;
-    const dp_exp_parts e = dp_exp_split(x);
-    const double s = dp_power_of_two(e.n), a = s * e.y, b = a - 1, z = b - a;
-    return b + (((a - (b - z)) + (-1 - z)) + s * e.tail);
-}
-
 /* ---- logarithms ---------------------------------------------------------------------------------
  * x = 2^k (1 + f), sqrt(1/2) <= 1 + f < sqrt(2), f exact. Let s = f / (2 + f), h = f^2 / 2 and R =
  * 2 (s^2/3 + s^4/5 + ...). Then log(1 + f) = 2 artanh(s) = 2s + s R, and 2s = f - h + s h, since s

@@ -15,7 +15,6 @@
 
 /* Each within the guarantees above. */
 double dp_exp(double x);
-double dp_expm1(double x);
 double dp_log(double x);
 double dp_log1p(double x);
 double dp_log2(double x); /* exact for powers of two */

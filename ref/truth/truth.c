@@ -19,7 +19,7 @@ static void ball_alloc(dp_ball *b, int64_t rows, int64_t width) {
         b->rad[i] = INFINITY;
 }
 
-void dp_ball_free(dp_ball *b) {
+static void ball_free(dp_ball *b) {
     free(b->hi);
     free(b->lo);
     free(b->rad);
@@ -28,10 +28,10 @@ void dp_ball_free(dp_ball *b) {
 
 void dp_truth_free(dp_truth *t) {
     for (int i = 0; i < DP_NRESULTS; i++)
-        dp_ball_free(&t->field[i]);
-    dp_ball_free(&t->S_cut);
-    dp_ball_free(&t->dS_cut);
-    dp_ball_free(&t->M_seg);
+        ball_free(&t->field[i]);
+    ball_free(&t->S_cut);
+    ball_free(&t->dS_cut);
+    ball_free(&t->M_seg);
     free(t->mark);
     free(t->cut);
     *t = (dp_truth){0};

@@ -18,7 +18,6 @@ typedef struct {
     /* [rows] bound on the 2-norm (Frobenius norm) of the row's error; inf when nothing is proven */
     double *rad;
 } dp_ball;
-void dp_ball_free(dp_ball *b);
 
 /* Which arithmetic: MPFR, or double-double on vectors (some 2^-98 an operation; about a hundred
  * times faster). Both come with proven radii. */
