@@ -64,8 +64,8 @@ DP_TEST(program, threads_that_wait_sleep) {
         CHECK(gt_run(cmd, out, sizeof out) == 0 && (strstr(out, "'0'") == NULL) == i, "%s", out);
     }
     snprintf(cmd, sizeof cmd,
-             "env -u OMP_WAIT_POLICY -u OPENBLAS_NUM_THREADS '%s' run t1 --cases '%s' --cache none "
-             "--base fp32 --run "
+             "env -u OMP_WAIT_POLICY -u OMP_NUM_THREADS -u OPENBLAS_NUM_THREADS '%s' run t1 "
+             "--cases '%s' --cache none --base fp32 --run "
              "'sh -c \"env | grep -c -e OMP_WAIT -e _THREAD >%s/env; exit 77\"'",
              gt_program(), gt_cases(), gt_tmpdir());
     gt_run(cmd, out, sizeof out);
