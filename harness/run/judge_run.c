@@ -764,12 +764,7 @@ static int inner_stages(const dp_outputs *out) {
 static void judge_step(const judging *j, dp_run *r) {
     const dp_sharding *sp = j->sp;
     const dp_step_expected x = {j->expected, sp->windows.window_of, comparing(r, sp, -1, 0, 0)};
-    dp_err e = {0};
-    if (!sp->step) return;
-    if (!dp_step_judge(sp->c, sp->truth, sp->step, j->out->results, &j->known->bound, &x, r, &e))
-        return;
-    fprintf(stderr, "deltaproof: %s: %s\n", sp->c->name, e.msg);
-    exit(2); /* the convolution ran before: a device that died since */
+    if (sp->step) dp_step_judge(sp->c, sp->truth, sp->step, &j->known->bound, &x, r);
 }
 
 /* Zeros of it would pass, or it overflowed. */

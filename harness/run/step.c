@@ -39,18 +39,23 @@ dp_status dp_convolve(const dp_conv *const *c, int n, dp_base base, int N, dp_ba
     return (dp_backends[b].on_device ? dp_cuda_conv : on_cpu)(c, n, base, N, b, r, e);
 }
 
-/* All of them at once, with these dy (NULL: forward only). r[i] is allocated where there is one. */
-static dp_status convolve(const dp_case *c, const dp_step_run *s, const double *const dy[3],
-                          dp_conv_result r[3], dp_err *e) {
-    dp_conv v[3];
-    const dp_conv *part[3];
-    dp_conv_result *out[3];
+/* The gradient of convolution i's output; from NULL: none. */
+static double *dy_of(const dp_result *from, int i) {
+    return from ? *dp_result_at((dp_result *)from, dp_qkv_gradient(i)) : NULL;
+}
+
+/* All of them at once; from NULL: forward only. r[i] is allocated where there is one. */
+static dp_status convolve(const dp_case *c, const dp_step_run *s, const dp_result *from,
+                          dp_conv_result r[DP_NQKV], dp_err *e) {
+    dp_conv v[DP_NQKV];
+    const dp_conv *part[DP_NQKV];
+    dp_conv_result *out[DP_NQKV];
     int n = 0;
-    memset(r, 0, 3 * sizeof *r);
+    memset(r, 0, DP_NQKV * sizeof *r);
     for (int i = 0; i < DP_NQKV; i++) {
         if (!c->step.on[i]) continue;
         v[i] = c->step.conv[i];
-        v[i].dy = dy ? (double *)dy[i] : NULL;
+        v[i].dy = dy_of(from, i);
         dp_conv_result_alloc(&r[i], &v[i]);
         part[n] = &v[i];
         out[n++] = &r[i];
@@ -63,6 +68,15 @@ static dp_status convolve(const dp_case *c, const dp_step_run *s, const double *
     return st;
 }
 
+/* Convolution i made y, which the run owns from here on; with its bound. */
+static void put(const dp_case *c, int i, double *y, dp_step_run *s) {
+    dp_conv_result b;
+    dp_conv_result_alloc(&b, &c->step.conv[i]);
+    conv_bound(&c->step.conv[i], s, &b);
+    *dp_qkv_at(&s->p, i) = y;
+    *error_of(&s->err, i) = b.y;
+}
+
 dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, dp_fault fault,
                           dp_step_run *s, dp_err *e) {
     *s = (dp_step_run){.p = c->p,
@@ -72,24 +86,25 @@ dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, 
                        .fault = fault,
                        .hit = dp_calloc((size_t)N * c->p.HV, 1)};
     s->p.input_error = 0;
-    dp_conv_result y[3];
+    dp_conv_result y[DP_NQKV];
     if (dp_backends[be].on_device && base == DP_BASE_BF16 && c->input_dtype != DP_BF16)
         return dp_fail(e, DP_EINPUT,
                        "the kernels store y in the format of x, which is wider than bf16 here");
     const dp_status st = convolve(c, s, NULL, y, e);
-    for (int i = 0; i < DP_NQKV; i++) {
-        const dp_conv *v = &c->step.conv[i];
-        dp_conv_result b;
-        if (!c->step.on[i]) continue;
-        dp_conv_result_alloc(&b, v);
-        conv_bound(v, s, &b);
-        *dp_qkv_at(&s->p, i) = y[i].y;
-        *error_of(&s->err, i) = b.y;
-    }
+    for (int i = 0; i < DP_NQKV; i++)
+        if (c->step.on[i]) put(c, i, y[i].y, s);
     return st;
 }
 
+dp_status dp_step_backward(const dp_case *c, const dp_result *from, dp_step_run *s, dp_err *e) {
+    for (int i = 0; i < DP_NQKV; i++)
+        dp_conv_result_free(&s->d[i]);
+    return convolve(c, s, from, s->d, e);
+}
+
 void dp_step_run_free(const dp_case *c, dp_step_run *s) {
+    for (int i = 0; i < DP_NQKV; i++)
+        dp_conv_result_free(&s->d[i]);
     for (int i = 0; i < DP_NQKV; i++)
         if (c->step.on[i] && *dp_qkv_at(&s->p, i) != *dp_qkv_at((dp_problem *)&c->p, i)) {
             free(*dp_qkv_at(&s->p, i));
@@ -110,15 +125,14 @@ dp_problem dp_step_before(const dp_case *c, dp_conv_calls *calls) {
     return p;
 }
 
-/* As dp_step_forward on one rank, with the outputs that the calls made. */
-static dp_status step_of_calls(const dp_case *c, dp_backend be, dp_base base,
-                               const dp_conv_calls *calls, dp_step_run *s, dp_err *e) {
-    const dp_status st = dp_step_forward(c, be, 1, base, DP_FAULT_NONE, s, e);
-    for (int i = 0; i < DP_NQKV && !st; i++)
-        if (c->step.on[i])
-            memcpy(*dp_qkv_at(&s->p, i), calls->y[i],
-                   sizeof(double) * (size_t)(c->p.T * c->step.conv[i].D));
-    return st;
+/* As dp_step_forward on one rank, of the outputs that the calls made. */
+static dp_step_run step_of_calls(const dp_case *c, dp_backend be, dp_base base,
+                                 const dp_conv_calls *calls) {
+    dp_step_run s = {.p = c->p, .base = base, .be = be, .N = 1};
+    s.p.input_error = 0;
+    for (int i = 0; i < DP_NQKV; i++)
+        if (c->step.on[i]) put(c, i, dp_copy(calls->y[i], c->p.T * c->step.conv[i].D), &s);
+    return s;
 }
 
 /* ---- judging --------------------------------------------------------------------------------- */
@@ -264,9 +278,9 @@ typedef struct {
     dp_conv_result is, radius, bound;
 } conv_standard;
 
-static conv_standard standard_new(const dp_case *c, const dp_step_run *s, int i, const double *dy) {
+static conv_standard standard_new(const dp_case *c, const dp_step_run *s, int i, double *dy) {
     conv_standard x = {.v = c->step.conv[i]};
-    x.v.dy = (double *)dy;
+    x.v.dy = dy;
     dp_conv_result_alloc(&x.is, &x.v);
     dp_conv_result_alloc(&x.radius, &x.v);
     dp_conv_result_alloc(&x.bound, &x.v);
@@ -318,7 +332,7 @@ static int64_t judge_result(const place_ctx *x, const conv_standard *std, int ki
 }
 
 static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_step_run *s,
-                           const dp_conv_result *got, const dp_error_bound *b, dp_run *run) {
+                           const dp_error_bound *b, dp_run *run) {
     const dp_problem *p = &x->c->p;
     const int i = x->i, heads = dp_qkv_heads(p, i), width = dp_qkv_width(p, i);
     const dp_ball *t = &truth->field[dp_qkv_gradient(i)];
@@ -332,47 +346,40 @@ static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_s
     propagate(&std.v, slope, (row_errors){NULL, open}, heads, width, &through[0]);
     propagate(&std.v, slope, (row_errors){b->entry[i], b->rest[i]}, heads, width, &through[1]);
     for (int k = DP_CONV_DX; k < DP_CONV_NRESULTS; k++)
-        if (dp_conv_result_exists(&std.v, k)) judge_result(x, &std, k, got, through, run);
+        if (dp_conv_result_exists(&std.v, k)) judge_result(x, &std, k, &s->d[i], through, run);
     free(through[0].dx);
     free(through[1].dx);
 }
 
 /* ---- the convolutions alone, on true inputs -------------------------------------------------- */
 
-static void conv_alone(const place_ctx *x, const dp_step_run *s, const double *dy,
-                       const dp_conv_result *got, dp_run *run, int64_t *rows) {
+static void conv_alone(const place_ctx *x, const dp_step_run *s, double *dy, dp_run *run,
+                       int64_t *rows) {
     DP_FREED(standard_free) conv_standard std = standard_new(x->c, s, x->i, dy);
+    const dp_conv_result y = {.y = *dp_qkv_at((dp_problem *)&s->p, x->i)};
     for (int k = dy ? DP_CONV_DX : DP_CONV_Y; k < DP_CONV_NRESULTS; k++)
-        if (dp_conv_result_exists(&std.v, k)) *rows += judge_result(x, &std, k, got, NULL, run);
+        if (dp_conv_result_exists(&std.v, k))
+            *rows += judge_result(x, &std, k, dy ? &s->d[x->i] : &y, NULL, run);
 }
 
-dp_status dp_step_judge_alone(const dp_case *c, const dp_step_run *s, const double *const dy[3],
-                              dp_run *run, int64_t *rows, dp_err *e) {
+void dp_step_judge_alone(const dp_case *c, const dp_step_run *s, const dp_result *from, dp_run *run,
+                         int64_t *rows) {
     DP_OWN int *chunk_of = dp_calloc((size_t)c->p.T, sizeof *chunk_of);
     const dp_step_expected none = {.chunk_of = chunk_of};
-    dp_conv_result got[3];
     for (int64_t t = 0; t < c->p.T; t++)
         chunk_of[t] = (int)(t / DP_CHUNK);
-    const dp_status st = convolve(c, s, dy, got, e);
-    for (int i = 0; i < DP_NQKV && !st; i++) {
+    for (int i = 0; i < DP_NQKV; i++) {
         const place_ctx at = {c, s->N, i, &none};
-        if (c->step.on[i]) conv_alone(&at, s, dy ? dy[i] : NULL, &got[i], run, rows);
-        dp_conv_result_free(&got[i]);
+        if (c->step.on[i]) conv_alone(&at, s, dy_of(from, i), run, rows);
     }
-    return st;
 }
 
 /* ---- judging a step -------------------------------------------------------------------------- */
 
-dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s,
-                        const dp_result *got, const dp_error_bound *b, const dp_step_expected *x,
-                        dp_run *run, dp_err *e) {
+void dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s,
+                   const dp_error_bound *b, const dp_step_expected *x, dp_run *run) {
     const dp_problem *p = &c->p;
-    const double *const dy[3] = {got->dq, got->dk, got->dv};
-    const int back = got->dq && truth->backward;
-    dp_conv_result d[3] = {{0}};
-    const dp_status st = back ? convolve(c, s, dy, d, e) : DP_OK;
-    for (int i = 0; i < DP_NQKV && !st; i++) {
+    for (int i = 0; i < DP_NQKV; i++) {
         const place_ctx at = {c, s->N, i, x};
         const int width = dp_qkv_width(p, i);
         if (!c->step.on[i]) continue;
@@ -381,11 +388,8 @@ dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_r
                                            p->T * dp_qkv_heads(p, i), width);
         judge(&at, DP_CONV_Y, p->T * dp_qkv_heads(p, i), *dp_qkv_at((dp_problem *)&s->p, i),
               *dp_qkv_at((dp_problem *)p, i), r, bound, run);
-        if (back) judge_backward(&at, truth, s, &d[i], b, run);
+        if (s->d[i].dx) judge_backward(&at, truth, s, b, run);
     }
-    for (int i = 0; i < DP_NQKV; i++)
-        dp_conv_result_free(&d[i]);
-    return st;
 }
 
 /* ---- drafts ---------------------------------------------------------------------------------- */
@@ -665,18 +669,19 @@ dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_
                          dp_bound_bases *bases, dp_run *r, dp_err *e) {
     const int step = sp->first_of_call && sp->c->op->has_front;
     dp_step_run front = {0};
-    dp_status st =
-        step ? step_of_calls(sp->c, r->backend, r->base, &seen->front, &front, e) : DP_OK;
-    if (!st) {
-        if (step) sp->step = &front;
-        dp_judge_outputs(sp, bases, out, r);
-        if (step) sp->step = NULL;
-        st = judge_drafts(sp, &seen->drafts, r, e);
-        judge_pool(sp, &seen->pool, r);
-        for (int i = DP_NQKV - 1; i >= 0; i--)
-            judge_conv_state(&seen->front, i, r);
-        say_far(&seen->far, r);
+    if (step) {
+        front = step_of_calls(sp->c, r->backend, r->base, &seen->front);
+        sp->step = &front;
     }
-    if (step) dp_step_run_free(sp->c, &front);
+    dp_judge_outputs(sp, bases, out, r);
+    if (step) {
+        sp->step = NULL;
+        dp_step_run_free(sp->c, &front);
+    }
+    const dp_status st = judge_drafts(sp, &seen->drafts, r, e);
+    judge_pool(sp, &seen->pool, r);
+    for (int i = DP_NQKV - 1; i >= 0; i--)
+        judge_conv_state(&seen->front, i, r);
+    say_far(&seen->far, r);
     return st;
 }

@@ -32,11 +32,12 @@
 typedef struct {
     dp_problem p;
     dp_raw_error err;
+    dp_conv_result d[DP_NQKV]; /* gradients, after dp_step_backward */
     dp_base base;
     dp_backend be;
     int N;
     dp_fault fault;     /* DP_BACKEND_SIM: one of a convolution acts */
-    unsigned char *hit; /* [N*HV]: where it did, after dp_step_forward and dp_step_judge */
+    unsigned char *hit; /* [N*HV]: where it did */
 } dp_step_run;
 /* n convolutions on N ranks, over the same tokens, alike but for channels and data. On a device
  * they share every message. */
@@ -45,6 +46,8 @@ dp_status dp_convolve(const dp_conv *const *c, int n, dp_base base, int N, dp_ba
 /* Convolutions over N ranks; *s holds their outputs and the problem behind them. */
 dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, dp_fault fault,
                           dp_step_run *s, dp_err *e);
+/* The convolutions' backward on dq, dk and dv of `from`, into s->d. */
+dp_status dp_step_backward(const dp_case *c, const dp_result *from, dp_step_run *s, dp_err *e);
 /* For the calls of a session: returns the problem with the inputs of the convolutions as q, k and
  * v. Fills *calls (conv NULL: no convolutions). Both borrow all arrays. */
 dp_problem dp_step_before(const dp_case *c, dp_conv_calls *calls);
@@ -60,11 +63,10 @@ typedef struct {
     dp_compare_in like;
 } dp_step_expected;
 /* Appends judgements to run->tensor, which must have room for DP_STEP_TENSORS more. They are of q k
- * v, and, if got has dq.., of the convolution's backward on dq dk dv. */
-dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s,
-                        const dp_result *got, const dp_error_bound *b, const dp_step_expected *x,
-                        dp_run *run, dp_err *e);
-/* The convolutions by themselves, with x and, with dy, the true gradients of their outputs. Judges
- * into run->tensor as above, by their own bounds; adds the number of judged rows to rows. */
-dp_status dp_step_judge_alone(const dp_case *c, const dp_step_run *s, const double *const dy[3],
-                              dp_run *run, int64_t *rows, dp_err *e);
+ * v, and, if s has them, of the convolution's gradients, which began from dq dk dv. */
+void dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s,
+                   const dp_error_bound *b, const dp_step_expected *x, dp_run *run);
+/* The convolutions by themselves: their outputs, or their gradients, which began from `from`.
+ * Judges into run->tensor as above, by their own bounds; adds the number of judged rows to rows. */
+void dp_step_judge_alone(const dp_case *c, const dp_step_run *s, const dp_result *from, dp_run *run,
+                         int64_t *rows);

@@ -206,7 +206,9 @@ static dp_status run_kernels(const dp_planned *x, const dp_sharding *sp, dp_call
                              .kept = sp->first_of_call ? c->session.kept : DP_FP64,
                              .backward = sp->truth->backward};
     if (sp->first_of_call) return compute_calls(c, &run, seen, y, why);
-    return dp_cuda_run(step ? &y->front.p : &c->p, &run, &y->res, why);
+    st = dp_cuda_run(step ? &y->front.p : &c->p, &run, &y->res, why);
+    if (st || !step || !run.backward) return st;
+    return dp_step_backward(c, &y->res.out, &y->front, why);
 }
 
 static void note_outputs(const dp_sharding *sp, answer *y, dp_made *m) {

@@ -108,7 +108,7 @@ static dp_status compute_ranks(const dp_planned *x, dp_sharding *sp, void **kept
     m->out = (dp_outputs){.results = &w->s.out, .forms_all_pairs = 1, .sim = &w->s};
     for (int i = 0; i < (backward ? DP_RANK_TENSORS : DP_RANK_DS_OUT); i++)
         if (dp_exchange_makes(x->way.exchange, i)) m->out.rank[i] = w->s.rank[i];
-    return DP_OK;
+    return m->front && backward ? dp_step_backward(sp->c, &w->s.out, &w->front, e) : DP_OK;
 }
 
 /* ---- sessions -------------------------------------------------------------------------------- */

@@ -28,13 +28,15 @@ static void row_of(const dp_run *run, int backward, dp_bisect_row *x) {
     }
 }
 
-static dp_status bisect_convs(const dp_case *c, const dp_sim_policy *how, const double *const dy[3],
+/* from: NULL, or the gradients that the backward begins from. */
+static dp_status bisect_convs(const dp_case *c, const dp_sim_policy *how, const dp_result *from,
                               dp_bisect_row *x, dp_err *e) {
     dp_step_run s;
     dp_run run = {.tensor = dp_calloc(DP_STEP_TENSORS, sizeof *run.tensor)};
     dp_status st = dp_step_forward(c, DP_BACKEND_SIM, how->N, how->base, how->fault, &s, e);
-    if (!st) st = dp_step_judge_alone(c, &s, dy, &run, &x->judged, e);
-    row_of(&run, dy != NULL, x);
+    if (!st && from) st = dp_step_backward(c, from, &s, e);
+    if (!st) dp_step_judge_alone(c, &s, from, &run, &x->judged);
+    row_of(&run, from != NULL, x);
     for (int i = 0; i < run.ntensor; i++)
         dp_judgement_free(&run.tensor[i]);
     dp_step_run_free(c, &s);
@@ -51,8 +53,7 @@ dp_status dp_step_bisect(const dp_case *c, const dp_sim_policy *how, int runs, i
         dp_sim ref;
         st = dp_sim_reference(&ref, &c->p, DP_CHUNK, how->N, NULL, 1, e);
         if (!st) {
-            const double *const dy[3] = {ref.out.dq, ref.out.dk, ref.out.dv};
-            st = bisect_convs(c, how, dy, &out->conv[1], e);
+            st = bisect_convs(c, how, &ref.out, &out->conv[1], e);
             dp_sim_free(&ref);
         }
     }
