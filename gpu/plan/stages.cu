@@ -1,50 +1,43 @@
 /* gpu/plan/stages.cu - staged outputs by name, from the workspace to fp64 arrays in token order. */
 #include "plan/paths.cuh"
 #include "plan/wide.cuh"
+#include "ref/chunk/stages.h"
 #include <stdlib.h>
 
-/* How a stage lies in the workspace, and what it becomes:
+/* The rows of stages.inc, and how they lie in the workspace:
  *   BY_TOKEN  tiles of `rows` rows a token, [L][HV](rows)[width]
  *   BY_CHUNK  [chunks][HV][K][V]
- *   ELEMENT   H or M of (H, M), rows of V + K words, [HV][K][V or K]
- *   STATE     [HV][K][V]
+ *   BY_RANK   [HV][K][V], or an element (H, M), rows of V + K words, [HV][K][V or K]
  *   OUTPUT    o as the caller gave it, [L][HV][V] */
-enum Kind { BY_TOKEN, BY_CHUNK, ELEMENT, STATE, OUTPUT };
-enum Width { W_K, W_V, W_GATE, W_ROWS, W_NONE };
+enum Kind { BY_TOKEN, BY_CHUNK, BY_RANK, OUTPUT };
 struct Stage {
     const char *name;
     int slot;
     Kind kind;
     int keyed; /* a row for each key of a token */
-    Width width;
+    dp_axis last;
 };
-#define STAGES(X)                               \
-    X("gcum", B_GCUM, BY_TOKEN, 0, W_GATE)      \
-    X("Akk", B_AKK, BY_TOKEN, 1, W_ROWS)        \
-    X("Aqk", B_AQK, BY_TOKEN, 0, W_ROWS)        \
-    X("w", B_W, BY_TOKEN, 1, W_K)               \
-    X("u", B_U, BY_TOKEN, 1, W_V)               \
-    X("kg", B_KG, BY_TOKEN, 1, W_K)             \
-    X("qg", B_QG, BY_TOKEN, 0, W_K)             \
-    X("M", B_HM, ELEMENT, 0, W_NONE)            \
-    X("H", B_HM, ELEMENT, 0, W_NONE)            \
-    X("S_in", B_SIN, STATE, 0, W_NONE)          \
-    X("h", B_H, BY_CHUNK, 0, W_NONE)            \
-    X("v_new", B_VNEW, BY_TOKEN, 1, W_V)        \
-    X("o", -1, OUTPUT, 0, W_V)                  \
-    X("dv_local", B_DV_LOCAL, BY_TOKEN, 1, W_V) \
-    X("dv_new", B_DV_NEW, BY_TOKEN, 1, W_V)     \
-    X("dh", B_DH, BY_CHUNK, 0, W_NONE)          \
-    X("dM", B_DHM, ELEMENT, 0, W_NONE)          \
-    X("dH", B_DHM, ELEMENT, 0, W_NONE)          \
-    X("dS_out", B_DSOUT, STATE, 0, W_NONE)
+/* Slots in the order of stages.inc. */
+static constexpr int slots[] = {B_GCUM,     B_AKK, B_AQK, B_W,     B_U,  B_KG,
+                                B_QG,       B_HM,  B_HM,  B_SIN,   B_H,  B_VNEW,
+                                B_DV_LOCAL, B_DHM, B_DHM, B_DSOUT, B_DH, B_DV_NEW};
+static_assert(sizeof slots / sizeof *slots == DP_NSTAGE_TENSORS, "one for each tensor");
 
-#define ROW(name, slot, kind, keyed, width) {name, slot, kind, keyed, width},
-#define NAME(name, slot, kind, keyed, width) name,
-static const Stage stages[] = {STAGES(ROW)};
-const char *const dpg_stage_names[] = {STAGES(NAME) NULL};
+#define TOKENS(LAST) BY_TOKEN, 0, DP_AXIS_##LAST
+#define KEYED(LAST) BY_TOKEN, 1, DP_AXIS_##LAST
+#define CHUNKS BY_CHUNK, 0, DP_AXIS_V
+#define RANKS(LAST) BY_RANK, 0, DP_AXIS_##LAST
+static const Stage stages[] = {
+#define TENSOR(ID, NAME, STAGE, FROM, AXES, ...) {NAME, slots[DP_##ID], AXES},
+#include "ref/chunk/stages.inc"
+    {"o", -1, OUTPUT, 0, DP_AXIS_V}};
+const char *const dpg_stage_names[] = {
+#define TENSOR(ID, NAME, ...) NAME,
+#include "ref/chunk/stages.inc"
+    "o", NULL};
 
-static int is_m(const Stage *st) { return st->name[strlen(st->name) - 1] == 'M'; }
+static int is_element(const Stage *st) { return st->slot == B_HM || st->slot == B_DHM; }
+static int is_m(const Stage *st) { return is_element(st) && st->last == DP_AXIS_K; }
 static const dpg_plan *owner(const dpg_plan *pl, const Stage *st) {
     return st->slot >= B_DV_LOCAL ? pl->bwd : pl;
 }
@@ -62,7 +55,7 @@ static dp_status find(const dpg_plan *pl, const char *name, const Stage **out, d
     if (o->d.tok != DP_CHUNK && (st->kind == BY_TOKEN || st->kind == BY_CHUNK))
         return dpg_fail(e, DP_EINPUT, "stage %s: chunks hold %d tokens on this path, not %d", name,
                         o->d.tok, DP_CHUNK);
-    int nobody = st->kind == ELEMENT && pl->N == 1 && !pl->owned;
+    int nobody = is_element(st) && pl->N == 1 && !pl->owned;
     if (st->slot >= 0 && !o->buf[st->slot].bytes && !nobody)
         return dpg_fail(e, DP_EINPUT, "stage %s is not kept on this path (options.keep)", name);
     *out = st;
@@ -70,18 +63,15 @@ static dp_status find(const dpg_plan *pl, const char *name, const Stage **out, d
 }
 
 /* Does it hold columns of values, which wide ones have in parts. */
-static int of_values(const Stage *st) {
-    if (st->kind == BY_TOKEN || st->kind == OUTPUT) return st->width == W_V;
-    return !is_m(st);
-}
+static int of_values(const Stage *st) { return st->last == DP_AXIS_V; }
 
 static int rows_of(const dpg_plan *pl, const Stage *st) { return st->keyed ? pl->d.R : 1; }
 static int width_of(const dpg_plan *pl, const Stage *st) {
     const Dims &d = pl->d;
-    switch (st->width) {
-    case W_V: return d.V;
-    case W_GATE: return d.Kg;
-    case W_ROWS: return d.n;
+    switch (st->last) {
+    case DP_AXIS_V: return d.V;
+    case DP_AXIS_KG: return d.Kg;
+    case DP_AXIS_KEYS: return d.n;
     default: return d.K;
     }
 }
@@ -93,8 +83,7 @@ static dp_status wide_shape(const dpg_plan *pl, const char *name, int64_t dims[5
     const dpg_plan *one = pl->wide->one;
     TRY(find(one, name, &st, e));
     TRY(dpg_stage_shape(one, name, dims, ndim, e));
-    const int is_state = st->kind == ELEMENT || st->kind == STATE;
-    dims[is_state && !one->owned ? 0 : 1] = pl->d.HV;
+    dims[st->kind == BY_RANK && !one->owned ? 0 : 1] = pl->d.HV;
     if (of_values(st)) dims[*ndim - 1] = pl->d.V;
     return DP_OK;
 }
@@ -106,11 +95,10 @@ dp_status dpg_stage_shape(const dpg_plan *pl, const char *name, int64_t dims[5],
     if (pl->wide) return wide_shape(pl, name, dims, ndim, e);
     TRY(find(pl, name, &st, e));
     int rows = rows_of(pl, st), width = width_of(pl, st);
-    int64_t chunk[] = {d.NT, d.HV, d.K, d.V}, state[] = {d.HV, d.K, is_m(st) ? d.K : d.V};
+    int64_t chunk[] = {d.NT, d.HV, d.K, d.V}, state[] = {d.HV, d.K, width};
     int64_t token[] = {d.L, d.HV, rows, width}, plain[] = {d.L, d.HV, width};
-    int64_t links[] = {pl->nlink, d.HV, d.K, is_m(st) ? d.K : d.V};
-    int chunks = st->kind == BY_CHUNK, states = st->kind == ELEMENT || st->kind == STATE,
-        linked = states && pl->owned;
+    int64_t links[] = {pl->nlink, d.HV, d.K, width};
+    int chunks = st->kind == BY_CHUNK, states = st->kind == BY_RANK, linked = states && pl->owned;
     const int64_t *shape = linked     ? links
                            : chunks   ? chunk
                            : states   ? state
@@ -163,7 +151,7 @@ static int64_t entries(const dpg_plan *pl) { return pl->owned ? pl->nlink : 1; }
 static void part_of_element(const dpg_plan *pl, const Stage *st, const void *raw, double *host) {
     const Dims &d = pl->d;
     int row = st->slot == B_DHM ? dh_row(pl) : d.V + d.K;
-    int from = is_m(st) ? d.V : 0, width = is_m(st) ? d.K : d.V;
+    int from = is_m(st) ? d.V : 0, width = width_of(pl, st);
     for (int64_t r = 0; r < entries(pl) * d.HV * d.K; r++)
         for (int i = 0; i < width; i++)
             host[r * width + i] = word(raw, 0, r * row + from + i);
@@ -179,7 +167,7 @@ static void convert(const dpg_plan *pl, const Stage *st, const void *raw, double
         untile(pl, st, raw, host);
     else if (st->kind == BY_CHUNK)
         unslice(pl, pl->buf[st->slot], raw, host);
-    else if (st->kind == ELEMENT)
+    else if (is_element(st))
         part_of_element(pl, st, raw, host);
     else
         for (int64_t i = 0; i < n; i++)
@@ -195,8 +183,7 @@ static dp_status wide_read(const dpg_plan *pl, const dpg_tensors *t, const void 
     int ndim;
     TRY(find(one, name, &st, e));
     TRY(dpg_stage_shape(pl, name, dims, &ndim, e));
-    const int is_state = st->kind == ELEMENT || st->kind == STATE,
-              heads = is_state && !one->owned ? 0 : 1;
+    const int heads = st->kind == BY_RANK && !one->owned ? 0 : 1;
     for (int i = 0; i + 1 < ndim; i++)
         *(i <= heads ? &lead : &runs) *= dims[i];
     const int64_t each = of_values(st) ? one->d.V : dims[ndim - 1];
@@ -217,8 +204,8 @@ dp_status dpg_stage_read(const dpg_plan *pl, const dpg_tensors *t, const void *w
     int none = pl->owned
                    ? !pl->nlink
                    : pl->N == 1 || (st->slot == B_HM && (is_m(st) ? !pl->needs_m : pl->is_last));
-    if ((st->kind == ELEMENT || st->kind == STATE) && none) {
-        memset(host, 0, sizeof *host * entries(pl) * d.HV * d.K * (is_m(st) ? d.K : d.V));
+    if (st->kind == BY_RANK && none) {
+        memset(host, 0, sizeof *host * entries(pl) * d.HV * d.K * width_of(pl, st));
         return DP_OK;
     }
     int output = st->kind == OUTPUT;

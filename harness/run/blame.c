@@ -5,50 +5,17 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The tensors of the pipeline, in the order of execution, and their sources. The node act is q, k
- * and beta (erase o k, write o v) after their activations, which no program writes. */
+/* The tensors of the pipeline, in the order of execution, and their sources. */
 typedef struct {
     const char *name;
     dp_stage stage;
     const char *from;
-    int hidden;
 } node;
-#define OF_VALUES(ID, FIELD, ...) {"d" #FIELD, DP_STAGE_WY_BWD, "dv_new Akk act", 0},
 static const node NODES[] = {
-    {"act", DP_STAGE_GATE, "", 1},
-    {"gcum", DP_STAGE_GATE, "", 0},
-    {"Akk", DP_STAGE_SOLVE, "gcum act", 0},
-    {"Aqk", DP_STAGE_INTRA, "gcum act", 0},
-    {"w", DP_STAGE_WY, "Akk gcum act", 0},
-    {"u", DP_STAGE_WY, "Akk act", 0},
-    {"kg", DP_STAGE_WY, "gcum act", 0},
-    {"qg", DP_STAGE_WY, "gcum act", 0},
-    {"M", DP_STAGE_PRE_FWD, "w kg gcum", 0},
-    {"H", DP_STAGE_PRE_FWD, "w kg u gcum", 0},
-    {"S_in", DP_STAGE_MERGE_FWD, "M H", 0},
-    {"h", DP_STAGE_STATE_FWD, "S_in w kg u gcum", 0},
-    {"v_new", DP_STAGE_STATE_FWD, "h w u", 0},
-    {"final_state", DP_STAGE_STATE_FWD, "h v_new kg gcum", 0},
-    {"o", DP_STAGE_OUTPUT, "qg h Aqk v_new", 0},
-    {"dv_local", DP_STAGE_DAV, "Aqk", 0},
-    {"dM", DP_STAGE_PRE_BWD, "w kg gcum", 0},
-    {"dH", DP_STAGE_PRE_BWD, "w kg qg dv_local gcum", 0},
-    {"dS_out", DP_STAGE_MERGE_BWD, "dM dH", 0},
-    {"dh", DP_STAGE_STATE_BWD, "dS_out w kg qg dv_local gcum", 0},
-    {"dv_new", DP_STAGE_STATE_BWD, "dv_local kg dh", 0},
-    {"ds0", DP_STAGE_STATE_BWD, "dh dv_new w qg gcum", 0},
-    {"dv", DP_STAGE_WY_BWD, "dv_new Akk act", 0},
-    DP_ROW_VALUES(OF_VALUES){"dbeta", DP_STAGE_WY_BWD, "dv_new h dh v_new Akk gcum act", 0},
-    {"dq", DP_STAGE_INTRA_BWD, "h v_new Aqk gcum act", 0},
-    {"dk", DP_STAGE_INTRA_BWD, "dv_new h dh v_new Akk Aqk gcum act", 0},
-    {"derase", DP_STAGE_INTRA_BWD, "dv_new h dh v_new Akk Aqk gcum act", 0},
-    {"dlr_a", DP_STAGE_INTRA_BWD, "dv_new h v_new Akk gcum act", 0},  /* reads: derase, scaled */
-    {"dlr_b", DP_STAGE_INTRA_BWD, "dv_new dh v_new Akk gcum act", 0}, /* writes alone: dk's half */
-    {"dnumber", DP_STAGE_INTRA_BWD, "dv_new h dh v_new Akk gcum act", 0},
-    {"dangle", DP_STAGE_INTRA_BWD, "dv_new h dh v_new Akk Aqk gcum act", 0},
-    {"dg", DP_STAGE_INTRA_BWD, "dv_new h dh v_new Akk Aqk gcum act", 0},
-    {"dA_log", DP_STAGE_GATE_BWD, "dg", 0},
-    {"ddt_bias", DP_STAGE_GATE_BWD, "dg", 0},
+    {"act", DP_STAGE_GATE, ""}, /* hidden */
+#define RESULT(NAME, STAGE, FROM) {NAME, DP_STAGE_##STAGE, FROM},
+#define TENSOR(ID, NAME, STAGE, FROM, ...) RESULT(NAME, STAGE, FROM)
+#include "ref/chunk/stages.inc"
 };
 #define NNODES ((int)(sizeof NODES / sizeof *NODES))
 
@@ -95,7 +62,7 @@ dp_blame dp_blame_run(const dp_run *r) {
         if (!made[i] || clear[i]) continue;
         b.suspect[NODES[i].stage] = 1;
         if (!strcmp(NODES[i].name, "Akk")) b.suspect[DP_STAGE_INTRA] = 1;
-        if (!NODES[i].hidden && !judged(r, NODES[i].name))
+        if (i && !judged(r, NODES[i].name))
             dp_text_add(b.shows, sizeof b.shows, "%s%s", *b.shows ? " " : "", NODES[i].name);
     }
     for (int i = 0; i < DP_NSTAGES; i++)
@@ -105,8 +72,7 @@ dp_blame dp_blame_run(const dp_run *r) {
 }
 
 const char *dp_blame_tensor(int i, dp_stage *stage) {
-    i += NODES[0].hidden; /* the only one */
-    if (i >= NNODES) return NULL;
+    if (++i >= NNODES) return NULL; /* after the hidden one */
     *stage = NODES[i].stage;
     return NODES[i].name;
 }

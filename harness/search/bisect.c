@@ -970,7 +970,6 @@ static void bisect_judge_stage(dp_bisect_work *w) {
         bisect_stage_##JUDGED(w);         \
         break;
 #include "ref/chunk/stages.inc"
-#undef ROW
     default: assert(0);
     }
 }

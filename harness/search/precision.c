@@ -43,7 +43,6 @@ static void add_chunk(const dp_sim *s, int stage, int g, volume *v) {
         v->wides += WIDES;                                 \
         break;
 #include "ref/chunk/stages.inc"
-#undef ROW
     default: break;
     }
 }

@@ -49,7 +49,7 @@ RESULTS = {
 }
 STAGES = (
     *("gcum", "Akk", "Aqk", "w", "u", "kg", "qg", "M", "H", "S_in", "h", "v_new"),
-    *("dv_local", "dS_out", "dM", "dH", "dh", "dv_new"),
+    *("dv_local", "dM", "dH", "dS_out", "dh", "dv_new"),
 )
 ALL = INPUTS | RESULTS
 LEAVING = tuple(name for name, axes in RESULTS.items() if axes.startswith("T,"))

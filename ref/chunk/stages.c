@@ -8,58 +8,32 @@
 const char *const dp_stage_names[DP_NSTAGES] = {
 #define ROW(ID, NAME, ...) NAME,
 #include "stages.inc"
-#undef ROW
 };
 const char dp_stage_sends[DP_NSTAGES] = {
 #define ROW(ID, NAME, SENDS, ...) SENDS,
 #include "stages.inc"
-#undef ROW
 };
 
-#define IN_CHUNK(FIELD) .offset = offsetof(dp_chunk, FIELD)
-#define TOKENS(...) .kind = DP_PER_TOKEN, .axis = {DP_AXIS_T, DP_AXIS_HV, __VA_ARGS__}
+#define TOKENS(LAST) .kind = DP_PER_TOKEN, .axis = {DP_AXIS_T, DP_AXIS_HV, DP_AXIS_##LAST}
+#define KEYED(LAST) .kind = DP_PER_TOKEN, .axis = {DP_AXIS_T, DP_AXIS_HV, DP_AXIS_R, DP_AXIS_##LAST}
 #define CHUNKS .kind = DP_PER_CHUNK, .axis = {DP_AXIS_CHUNKS, DP_AXIS_HV, DP_AXIS_K, DP_AXIS_V}
-#define RANKS(LAST) .kind = DP_PER_RANK, .axis = {DP_AXIS_RANKS, DP_AXIS_HV, DP_AXIS_K, LAST}
+#define RANKS(LAST) \
+    .kind = DP_PER_RANK, .axis = {DP_AXIS_RANKS, DP_AXIS_HV, DP_AXIS_K, DP_AXIS_##LAST}
+#define IN_CHUNK(FIELD) .offset = offsetof(dp_chunk, FIELD)
+#define OF_RANK(WHICH) .rank = DP_RANK_##WHICH
+#define ALIAS(...) .alias = {__VA_ARGS__}
 #define SHORT .stored_short = 1
-#define BACKWARD .backward = 1
 #define STATE .state = 1
 #define CARRIED .carried = 1
-#define OF_RANK(WHICH) .rank = DP_RANK_##WHICH
-#define ROW(ID, NAME, STAGE, WHAT, ...) \
-    [DP_##ID] = {.name = NAME, .made_by = DP_STAGE_##STAGE, .what = WHAT, __VA_ARGS__}
-
+#define TENSOR(ID, NAME, STAGE, FROM, AXES, WHAT, ...)               \
+    [DP_##ID] = {.name = NAME,                                       \
+                 .made_by = DP_STAGE_##STAGE,                        \
+                 .backward = DP_STAGE_##STAGE >= DP_STAGE_RECOMPUTE, \
+                 AXES,                                               \
+                 .what = WHAT,                                       \
+                 __VA_ARGS__},
 const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS] = {
-    ROW(GCUM, "gcum", INTRA, "sum of the log decay from the chunk's first token, natural logarithm",
-        .alias = {"g_cumsum", "gk_cumsum"}, TOKENS(DP_AXIS_KG), IN_CHUNK(gcum)),
-    ROW(AKK, "Akk", SOLVE, "(I + B L)^-1", .alias = {"A_inv"}, TOKENS(DP_AXIS_R, DP_AXIS_KEYS),
-        SHORT, IN_CHUNK(Akk)),
-    ROW(AQK, "Aqk", INTRA, "q against keys of its chunk, scale and decay included",
-        TOKENS(DP_AXIS_KEYS), SHORT, IN_CHUNK(Aqk)),
-    ROW(W, "w", WY, "Akk (beta exp(gcum) k)", TOKENS(DP_AXIS_R, DP_AXIS_K), SHORT, IN_CHUNK(w)),
-    ROW(U, "u", WY, "Akk (beta v)", TOKENS(DP_AXIS_R, DP_AXIS_V), SHORT, IN_CHUNK(u)),
-    ROW(KG, "kg", WY, "k decayed to the chunk's end", TOKENS(DP_AXIS_R, DP_AXIS_K), SHORT,
-        IN_CHUNK(kg)),
-    ROW(QG, "qg", WY, "q exp(gcum), without scale", TOKENS(DP_AXIS_K), SHORT, IN_CHUNK(qg)),
-    ROW(M, "M", PRE_FWD, "transition over the rank's last sub-sequence", RANKS(DP_AXIS_K),
-        OF_RANK(M)),
-    ROW(H, "H", PRE_FWD, "its state from zeros", RANKS(DP_AXIS_V), OF_RANK(H)),
-    ROW(S_IN, "S_in", MERGE_FWD, "state that enters the rank", RANKS(DP_AXIS_V), STATE,
-        OF_RANK(S_IN)),
-    ROW(STATE, "h", STATE_FWD, "state before each chunk", CHUNKS, CARRIED, STATE, SHORT,
-        IN_CHUNK(h)),
-    ROW(V_NEW, "v_new", STATE_FWD, "u - w h", TOKENS(DP_AXIS_R, DP_AXIS_V), CARRIED, SHORT,
-        IN_CHUNK(v_new)),
-    ROW(DV_LOCAL, "dv_local", DAV, "Aqk' do", .alias = {"dAv"}, TOKENS(DP_AXIS_R, DP_AXIS_V), SHORT,
-        BACKWARD, IN_CHUNK(dv_local)),
-    ROW(DS_OUT, "dS_out", MERGE_BWD, "gradient of the state that leaves the rank", RANKS(DP_AXIS_V),
-        STATE, BACKWARD, OF_RANK(DS_OUT)),
-    ROW(DM, "dM", PRE_BWD, "adjoint transition over the rank's first sub-sequence",
-        RANKS(DP_AXIS_K), BACKWARD, OF_RANK(DM)),
-    ROW(DH, "dH", PRE_BWD, "its gradient from zeros", RANKS(DP_AXIS_V), BACKWARD, OF_RANK(DH)),
-    ROW(DSTATE, "dh", STATE_BWD, "gradient of the state after each chunk", CHUNKS, CARRIED, STATE,
-        SHORT, BACKWARD, IN_CHUNK(dh)),
-    ROW(DV_NEW, "dv_new", STATE_BWD, "dv_local + kg dh", .alias = {"du", "dv2"},
-        TOKENS(DP_AXIS_R, DP_AXIS_V), CARRIED, SHORT, BACKWARD, IN_CHUNK(dv_new)),
+#include "stages.inc"
 };
 
 const dp_stage_tensor dp_rank_stages[DP_RANK_TENSORS] = {

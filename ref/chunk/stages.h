@@ -19,7 +19,6 @@
 typedef enum {
 #define ROW(ID, ...) DP_STAGE_##ID,
 #include "stages.inc"
-#undef ROW
     DP_NSTAGES
 } dp_stage;
 extern const char *const dp_stage_names[DP_NSTAGES];
@@ -29,24 +28,8 @@ static inline int dp_stages_of(int backward) { return backward ? DP_NSTAGES : DP
 static inline int dp_stage_is_backward(int stage) { return stage >= dp_stages_of(0); }
 
 typedef enum {
-    DP_GCUM,
-    DP_AKK,
-    DP_AQK,
-    DP_W,
-    DP_U,
-    DP_KG,
-    DP_QG,
-    DP_M,
-    DP_H,
-    DP_S_IN,
-    DP_STATE,
-    DP_V_NEW,
-    DP_DV_LOCAL,
-    DP_DS_OUT,
-    DP_DM,
-    DP_DH,
-    DP_DSTATE,
-    DP_DV_NEW,
+#define TENSOR(ID, ...) DP_##ID,
+#include "stages.inc"
     DP_NSTAGE_TENSORS
 } dp_stage_tensor;
 typedef enum { DP_PER_TOKEN, DP_PER_CHUNK, DP_PER_RANK } dp_stage_tensor_kind;

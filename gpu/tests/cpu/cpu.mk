@@ -17,7 +17,8 @@ $(addprefix $(BUILD)/cpu/,fast/%.o decode/%.o conv/%.o): CPU_FAULTY += -O1 -finl
 CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/*/*.cuh gpu/tests/*.h gpu/tests/cpu/*.h \
     gpu/tests/cpu/include/*) ref/vocabulary/problem.h ref/vocabulary/tensors.h \
     ref/vocabulary/formats.h $(addprefix ref/vocabulary/,exchange.h recurrence.h segments.h) \
-    ref/chunk/conv.h ref/truth/truth_dd.h ref/vocabulary/memory.h \
+    $(addprefix ref/chunk/,conv.h stages.h stages.inc) ref/truth/truth_dd.h \
+    ref/vocabulary/memory.h \
     $(addprefix ref/inputs/,inputs_exact.h inputs_large.h rng.h)
 DEVICE_OBJ  := $(patsubst harness/device/%.c,$(BUILD)/cpu/%.o,$(wildcard harness/device/*.c))
 CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu faults) $(DEVICE_OBJ)
