@@ -419,10 +419,10 @@ static void store_all(work *w, int64_t t) {
     }
 }
 
-static void advance(const work *w, carried *x, int64_t t, int hv) {
+static void advance(const work *w, carried *x, int64_t t, int hv, double grows) {
     dp_carried_head s = {x->p, x->in, hv, 0, x->p->T};
     dp_carried_advance(&s, t, x->S + (int64_t)hv * x->p->K * x->p->V, w->o, w->write);
-    x->off[hv] *= dp_carried_grows(&s, t);
+    x->off[hv] *= grows;
     if (!(x->off[hv] < INFINITY)) x->off[hv] = INFINITY;
 }
 
@@ -481,11 +481,12 @@ static void read_errors(const work *w, double *read) {
 static void token(work *w, int64_t t) {
     const dp_problem *p = w->p;
     for (int hv = 0; hv < p->HV; hv++) {
-        advance(w, &w->state, t, hv);
-        if (w->H.S) advance(w, &w->H, t, hv);
-        if (w->M.S) advance(w, &w->M, t, hv);
         const dp_carried_head s = {p, w->s.in, hv, 0, p->T};
-        w->grown[hv] *= dp_carried_grows(&s, t);
+        const double grows = dp_carried_grows(&s, t);
+        advance(w, &w->state, t, hv, grows);
+        if (w->H.S) advance(w, &w->H, t, hv, grows);
+        if (w->M.S) advance(w, &w->M, t, hv, grows);
+        w->grown[hv] *= grows;
         w->behind[t * p->HV + hv] = w->state.off[hv];
     }
     read_errors(w, w->read + t * p->HV);

@@ -161,94 +161,57 @@ void dp_carried_advance(const session *s, int64_t t, double *S, double *o, doubl
         o[v] *= p->scale;
 }
 
-/* The effect of a step on an error: its norm grows by at most `grows`. An error that stands still
- * moves by at most `moves` of itself. */
-typedef struct {
-    double grows, moves;
-} step_norms;
-
-/* |I - k' e|, e = beta erase o k, as truth_bound.c derives it, and |k||e|, both within 2^-40. It is
- * for rows one after another, for one that reads alone, or for a sum. With e = beta k that is
- * max(1, beta |k|^2 - 1), or 1 - beta |k|^2 of beta < 0. */
-static step_norms erasing_norms(const session *s, int64_t t) {
-    const dp_problem *p = s->p;
-    step_norms a = {1, 0};
-    int reading = 0;
-    for (int j = 0; j < dp_rows(p); j++) {
-        const double *k = key_of(s, t, j), *e = erasing_of(s, t, j);
-        const double beta = s->in.beta[((s->first + t) * p->HV + s->hv) * dp_rows(p) + j];
-        const double write = fabs(beta) * dp_norm_fro(p->K, k) * dp_norm_fro(p->K, e);
-        double d = 0;
-        for (int x = 0; x < p->K; x++)
+dp_step_norms dp_step_norms_of(const dp_problem *p, const dp_activated *in, int64_t t, int hv) {
+    const int rows = dp_rows(p), turns = dp_in_turn(p);
+    const double *k = in->k + (t * p->H + hv / dp_G(p)) * rows * p->K,
+                 *e = dp_erasing_at(p, in->k, in->erasing, t, hv);
+    dp_step_norms a = {1, 0};
+    int reading = 0, symmetric = !in->erasing, along = symmetric;
+    for (int j = 0; j < rows; j++, k += p->K, e += p->K) {
+        const double beta = in->beta[(t * p->HV + hv) * rows + j],
+                     w = fabs(beta) * dp_norm_fro(p->K, k) * dp_norm_fro(p->K, e);
+        double own = beta < 0 ? 1 + w : w - 1, d = 0;
+        for (int x = 0; x < p->K && !symmetric; x++)
             d += beta * k[x] * e[x];
-        reading += write > 0;
-        a.moves += write * (dp_in_turn(p) ? a.grows : 1);
-        a.grows *= fmax(1, (write + sqrt(fmax(0, write * write + 4 * (1 - d)))) / 2);
+        if (!symmetric) own = (w + sqrt(fmax(0, w * w + 4 * (1 - d)))) / 2 * (1 + 0x1p-40);
+        reading += w > 0;
+        along &= beta >= 0;
+        a.moves += w * (turns ? a.grows : 1);
+        a.grows *= fmax(1, own);
     }
-    if (reading > 1 && !dp_in_turn(p)) a.grows = 1 + a.moves;
-    return (step_norms){a.grows * (1 + 0x1p-40), a.moves * (1 + 0x1p-40)};
+    if (!symmetric) a.moves *= 1 + 0x1p-40;
+    if (reading > 1 && !turns) a.grows = along ? fmax(1, a.moves - 1) : 1 + a.moves;
+    return a;
 }
 
-static step_norms norms_of(const session *s, int64_t t) {
-    const dp_problem *p = s->p;
-    const int64_t at = (s->first + t) * p->HV + s->hv;
-    const int Kg = dp_Kg(p);
-    double most = -INFINITY, least = INFINITY, weight = 0;
-    int expands = 0;
+static dp_step_norms norms_of(const session *s, int64_t t) {
+    const int64_t at = (s->first + t) * s->p->HV + s->hv;
+    const int Kg = dp_Kg(s->p);
+    double most = -INFINITY, least = INFINITY;
     for (int x = 0; x < Kg; x++) {
         most = fmax(most, s->in.g[at * Kg + x]);
         least = fmin(least, s->in.g[at * Kg + x]);
     }
-    for (int j = 0; j < dp_rows(p); j++) {
-        const double size = dp_norm_fro(p->K, key_of(s, t, j));
-        const double beta = s->in.beta[at * dp_rows(p) + j];
-        weight += fabs(beta) * size * size;
-        expands |= beta < 0;
-    }
     const double decay = dp_exp(most), turned = fmax(fabs(1 - dp_exp(least)), fabs(1 - decay));
-    if (s->in.erasing || dp_in_turn(p)) {
-        const step_norms a = erasing_norms(s, t);
-        return (step_norms){decay * a.grows, turned + decay * a.moves};
-    }
-    return (step_norms){decay * (expands ? 1 + weight : fmax(1, weight - 1)),
-                        turned + decay * weight};
+    const dp_step_norms a = dp_step_norms_of(s->p, &s->in, s->first + t, s->hv);
+    return (dp_step_norms){decay * a.grows, turned + decay * a.moves};
 }
 
 double dp_carried_grows(const session *s, int64_t t) { return norms_of(s, t).grows; }
 
 /* ---- a state that grows ---------------------------------------------------------------------- */
 
-/* The sum over the keys of token t of strength times |k| |erasing key|, largest of its heads. A
- * step contracts where that is at most 2. */
-static double strength_of(const dp_problem *p, const dp_activated *a, int64_t t) {
-    double most = 0;
-    for (int hv = 0; hv < p->HV; hv++) {
-        double sum = 0;
-        for (int r = 0; r < p->R; r++) {
-            const double *e = dp_erasing_at(p, a->k, a->erasing, t, hv) + (int64_t)r * p->K,
-                         *k = dp_erasing_at(p, a->k, NULL, t, hv) + (int64_t)r * p->K;
-            double ee = 0, kk = 0;
-            for (int x = 0; x < p->K; x++) {
-                ee += e[x] * e[x];
-                kk += k[x] * k[x];
-            }
-            sum += fabs(a->beta ? a->beta[(t * p->HV + hv) * p->R + r] : 1) * sqrt(ee * kk);
-        }
-        most = fmax(most, sum);
-    }
-    return most;
-}
-
 dp_growth dp_growth_of(const dp_problem *p) {
     DP_FREED(dp_activated_free) dp_activated a = dp_activated_new(p);
     dp_growth of = {0};
     const int keys = dp_has_beta(p) || dp_by_gates(p);
-    for (int64_t t = 0; t < p->T && keys; t++) {
-        const double x = strength_of(p, &a, t);
-        if (!(x > of.strength)) continue;
-        of.strength = x;
-        of.token = t;
-    }
+    for (int64_t t = 0; t < p->T && keys; t++)
+        for (int hv = 0; hv < p->HV; hv++) {
+            const double x = dp_step_norms_of(p, &a, t, hv).moves;
+            if (!(x > of.strength)) continue;
+            of.strength = x;
+            of.token = t;
+        }
     for (int h = 0; h < p->HV; h++) {
         double grown = 0;
         for (int64_t t = 0; t < p->T; t++)
@@ -267,7 +230,7 @@ typedef struct {
     double sound, variance, left, left2; /* left: what feedback holds back */
 } bounds;
 
-static void step_bounds(bounds *b, step_norms a, double stored, int format) {
+static void step_bounds(bounds *b, dp_step_norms a, double stored, int format) {
     const double feedback = format == INT8_FEEDBACK ? b->left * a.moves : 0;
     b->sound = a.grows * b->sound + feedback;
     b->variance = a.grows * a.grows * b->variance + feedback * feedback;

@@ -14,8 +14,7 @@
  *     tile scales  the same by tile, t and the largest number scaled by the tile's largest entry
  *     feedback     what a store leaves out, r, is added before the next: E + r moves by (I - A) r,
  *                  of at most (1 - min_x exp(g_x) + sum_j beta_j |k_j|^2) |r|, and |E| by |r| more
- * Where other keys e = erase o k erase (GDN-2) the largest singular value of I - k e' and |k||e|
- * stand for max(1, ..) and the sum.
+ * Rows that read other keys than they write, or one after another: dp_step_norms.
  * sound:    b' = a b + d, whatever the errors are.
  * probable: v' = a^2 v + d^2, DP_LAMBDA sqrt(v): errors that do not know of each other. Rounding to
  *           nearest is like that only where the state moves by more than its spacing: a state that
@@ -62,6 +61,17 @@ typedef struct {
 /* Runs head hv of sequence 0. DP_EINPUT: the sequence is empty. The same bits on every machine. */
 dp_status dp_carried_run(const dp_problem *p, int hv, int format, const dp_carried_options *o,
                          dp_carried *out, dp_err *e);
+
+/* A step without its decay. The norm of an error grows by at most `grows`, 1 or more. An error that
+ * stands still moves by at most `moves` of itself. e = beta erase o k.
+ *   I - k'e, e another key   largest singular value, as truth_bound.c derives it; |k||e|
+ *   I - beta k'k             max(1, beta |k|^2 - 1), or 1 - beta |k|^2 of beta < 0; |beta| |k|^2
+ *   rows one after another   their product; the sum, each after the growth of those before it
+ *   rows that read at once   of the sum; with other keys or a beta < 0: 1 + the sum; the sum */
+typedef struct {
+    double grows, moves;
+} dp_step_norms;
+dp_step_norms dp_step_norms_of(const dp_problem *p, const dp_activated *in, int64_t t, int hv);
 
 /* One head of the tokens first .. first + n - 1 of a problem. */
 typedef struct {

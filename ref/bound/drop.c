@@ -1,6 +1,7 @@
 /* The loss of a kernel that drops attenuated states: derivation in drop.h. */
 #include "drop.h"
 #include "bound.h"
+#include "carried.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/chunk/gate.h"
 #include "ref/chunk/state.h"
@@ -54,33 +55,15 @@ static const double *query(const head *h, int64_t i) {
     return h->a->in.q + ((h->begin + i) * p->H + h->hv / dp_G(p)) * p->K;
 }
 
-/* log |I - k e'|, 0 or more: its largest singular value is (w + sqrt(w^2 + 4 (1 - k' e))) / 2, w =
- * |k||e|, with what fp64 rounds. */
+/* log |I - k e'|, 0 or more. */
 static double growth(const dp_problem *p, const dp_activated *in, int64_t t, int hv) {
-    const double *k = in->k + (t * p->H + hv / dp_G(p)) * dp_rows(p) * p->K;
-    const double *e = dp_erasing_at(p, in->k, in->erasing, t, hv);
-    if (dp_has_beta(p)) return 0;
-    const double w = norm(k, p->K) * norm(e, p->K);
-    double d = 0;
-    for (int x = 0; x < p->K; x++)
-        d += k[x] * e[x];
-    const double most = (w + sqrt(fmax(0, w * w + 4 * (1 - d)))) / 2 * (1 + 0x1p-40);
-    return most > 1 ? dp_log(most) : 0;
+    return dp_has_beta(p) ? 0 : dp_log(dp_step_norms_of(p, in, t, hv).grows);
 }
-/* Is sum_j beta_j |k_j|^2 (one after another: each beta_j |k_j|^2) in [0, 2], up to fp64's
- * rounding? Else its growth is counted */
+/* Does a step with beta contract, up to fp64's rounding? Else its growth is counted */
 static int contracts(const head *h, int64_t i) {
     const dp_problem *p = h->a->p;
-    double sum = 0, most = 0;
-    if (!dp_has_beta(p)) return 1;
-    for (int j = 0; j < p->R; j++) {
-        const double beta = h->a->in.beta[at_head(h, i) * p->R + j];
-        const double size = norm(key(h, i) + (int64_t)j * p->K, p->K);
-        if (beta < 0) return 0;
-        sum += beta * size * size;
-        most = fmax(most, beta * size * size);
-    }
-    return (dp_in_turn(p) ? most : sum) <= 2 * (1 + 0x1p-40);
+    return !dp_has_beta(p) ||
+           dp_step_norms_of(p, &h->a->in, h->begin + i, h->hv).grows <= 1 + 0x1p-39;
 }
 
 /* ---- the recurrence and its adjoint, of which norms are kept -------------------------------- */
