@@ -11,6 +11,7 @@
  */
 #include "harness/deltaproof_subject.h"
 #include "ref/vocabulary/activations.h"
+#include "ref/vocabulary/tensors.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -98,6 +99,7 @@ const char *deltaproof_subject_recurrences(void) {
 typedef struct {
     const char *name;
     const double *data;
+    int by_key; /* its axis 2 is of keys */
     int ndim;
     int64_t shape[4];
 } array;
@@ -110,7 +112,7 @@ static int64_t count(int ndim, const int64_t *shape) {
 }
 
 static void say_array(FILE *f, const char *what, const char *name, int ndim, const int64_t *shape) {
-    fprintf(f, "%s %s %d", what, name, ndim);
+    fprintf(f, "%s%s %d", what, name, ndim);
     for (int i = 0; i < ndim; i++)
         fprintf(f, " %lld", (long long)shape[i]);
     fputc('\n', f);
@@ -147,70 +149,61 @@ static void say_settings(FILE *f, const deltaproof_subject_problem *p) {
     if (drafts && p->parent) say_integers(f, "parents", (int)p->tokens, p->parent);
 }
 
-enum { MOST_BEFORE = 11 };
-/* Inputs of the tokens before a call; returns their number. */
-static int arrays_before(const deltaproof_subject_problem *p, array *a) {
-    const deltaproof_subject_problem *y = deltaproof_subject_previous(p);
-    const int64_t HV = p->HV, K = p->K, V = p->V, N = p->Nseq;
-    if (!y) return 0;
-    const array all[] = {{"previous_k", y->k, 3, {N, p->H, K}},
-                         {"previous_v", y->v, 3, {N, HV, V}},
-                         {"previous_beta", y->beta, 2, {N, HV}},
-                         {"previous_b", y->erase, 3, {N, HV, K}},
-                         {"previous_w", y->write, 3, {N, HV, V}},
-                         {"previous_lr_a", y->lr_a, 3, {N, HV, K}},
-                         {"previous_lr_b", y->lr_b, 3, {N, HV, K}},
-                         {"previous_number", y->number, 2, {N, HV}},
-                         {"previous_angle", y->angle, 3, {N, HV, p->P}},
-                         {"previous_value3", y->value3, 3, {N, HV, V}},
-                         {"previous_value4", y->value4, 3, {N, HV, V}}};
+enum { MOST_INPUTS = 32 };
+/* Inputs of x: of a call's tokens, or of those before it, which have no axis for keys; returns
+ * their number. */
+static int inputs_of(const deltaproof_subject_problem *p, const deltaproof_subject_problem *x,
+                     array a[MOST_INPUTS]) {
+    const int64_t H = p->H, HV = p->HV, K = p->K, V = p->V, R = p->R, Kg = p->Kg, N = p->Nseq,
+                  P = p->P, T = x == p ? p->tokens : N;
+#define ROW(FIELD, ALIAS, ...) {sizeof ALIAS > 1 ? ALIAS : #FIELD, x->FIELD, __VA_ARGS__},
+#define KEY(ID, FIELD, ALIAS) ROW(FIELD, ALIAS, 0, 3, {T, HV, K})
+#define VALUE(ID, FIELD, ALIAS) ROW(FIELD, ALIAS, 0, 3, {T, HV, V})
+#define NUMBER(ID, FIELD, ALIAS) ROW(FIELD, ALIAS, 1, 3, {T, HV, R})
+#define ANGLE(ID, FIELD, ALIAS) ROW(FIELD, ALIAS, 0, 3, {T, HV, P})
+    const array all[] = {{"q", x->q, 0, 3, {T, H, K}},
+                         {"k", x->k, 1, 4, {T, H, R, K}},
+                         {"v", x->v, 1, 4, {T, HV, R, V}},
+                         {"g", x->g, 0, 3, {T, HV, Kg}},
+                         {"beta", x->beta, 1, 3, {T, HV, R}},
+                         {"A_log", x->A_log, 0, 1, {HV}},
+                         {"dt_bias", x->dt_bias, 0, 2, {HV, Kg}},
+                         {"initial_state", x->initial_state, 0, 4, {N, HV, K, V}},
+                         {"do", x->dout, 0, 3, {T, HV, V}},
+                         {"dht", x->dfinal_state, 0, 4, {N, HV, K, V}},
+                         DP_ROW_INPUTS(KEY, VALUE, NUMBER, ANGLE)};
     int n = 0;
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (all[i].data) a[n++] = all[i];
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        if (!all[i].data) continue;
+        a[n] = all[i];
+        if (a[n].by_key && x != p) a[n].shape[2] = a[n].shape[--a[n].ndim];
+        n++;
+    }
     return n;
 }
 
 /* Sends settings, names and shapes, and the inputs. */
 static void send_problem(FILE *f, const deltaproof_subject_problem *p,
                          const deltaproof_subject_call *c) {
-    const int64_t T = p->tokens, H = p->H, HV = p->HV, K = p->K, V = p->V, R = p->R, Kg = p->Kg,
-                  N = p->Nseq;
-    const array in[] = {{"q", p->q, 3, {T, H, K}},
-                        {"k", p->k, 4, {T, H, R, K}},
-                        {"v", p->v, 4, {T, HV, R, V}},
-                        {"g", p->g, 3, {T, HV, Kg}},
-                        {"beta", p->beta, 3, {T, HV, R}},
-                        {"A_log", p->A_log, 1, {HV}},
-                        {"dt_bias", p->dt_bias, 2, {HV, Kg}},
-                        {"initial_state", p->initial_state, 4, {N, HV, K, V}},
-                        {"do", p->dout, 3, {T, HV, V}},
-                        {"dht", p->dfinal_state, 4, {N, HV, K, V}},
-                        {"b", p->erase, 3, {T, HV, K}},
-                        {"w", p->write, 3, {T, HV, V}},
-                        {"lr_a", p->lr_a, 3, {T, HV, K}},
-                        {"lr_b", p->lr_b, 3, {T, HV, K}},
-                        {"number", p->number, 3, {T, HV, R}},
-                        {"angle", p->angle, 3, {T, HV, p->P}},
-                        {"value3", p->value3, 3, {T, HV, V}},
-                        {"value4", p->value4, 3, {T, HV, V}}};
-    const int64_t pool_shape[] = {p->nslot, HV, K, V};
+    const int64_t pool_shape[] = {p->nslot, p->HV, p->K, p->V};
     const double *pool = deltaproof_subject_find(c, "pool");
-    const int n = sizeof in / sizeof *in;
-    array before[MOST_BEFORE];
-    const int nbefore = arrays_before(p, before);
+    const deltaproof_subject_problem *x[] = {p, deltaproof_subject_previous(p)};
+    static const char *const what[] = {"in ", "in previous_"};
+    array in[2][MOST_INPUTS];
+    int n[2] = {0};
     say_settings(f, p);
-    for (int i = 0; i < n; i++)
-        if (in[i].data) say_array(f, "in", in[i].name, in[i].ndim, in[i].shape);
-    for (int i = 0; i < nbefore; i++)
-        say_array(f, "in", before[i].name, before[i].ndim, before[i].shape);
-    if (pool) say_array(f, "in", "pool", 4, pool_shape);
+    for (int k = 0; k < 2; k++) {
+        if (x[k]) n[k] = inputs_of(p, x[k], in[k]);
+        for (int i = 0; i < n[k]; i++)
+            say_array(f, what[k], in[k][i].name, in[k][i].ndim, in[k][i].shape);
+    }
+    if (pool) say_array(f, "in ", "pool", 4, pool_shape);
     for (int i = 0; i < c->count; i++)
-        say_array(f, "out", c->tensor[i].name, c->tensor[i].ndim, c->tensor[i].shape);
+        say_array(f, "out ", c->tensor[i].name, c->tensor[i].ndim, c->tensor[i].shape);
     fputc('\n', f);
-    for (int i = 0; i < n; i++)
-        if (in[i].data) fwrite(in[i].data, 8, (size_t)count(in[i].ndim, in[i].shape), f);
-    for (int i = 0; i < nbefore; i++)
-        fwrite(before[i].data, 8, (size_t)count(before[i].ndim, before[i].shape), f);
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < n[k]; i++)
+            fwrite(in[k][i].data, 8, (size_t)count(in[k][i].ndim, in[k][i].shape), f);
     if (pool) fwrite(pool, 8, (size_t)count(4, pool_shape), f);
     fflush(f);
 }

@@ -129,7 +129,7 @@ DP_TEST(vocabulary, scripts_name_the_results_of_the_table) {
         if (listed) add(&results, f->name);
         if (of_beta(f) && f->role == DP_ROLE_GRADIENT) add(&gradients, f->name);
     }
-    for (int i = 0; i < DP_NINPUTS; i++)
+    for (int i = 0; i <= DP_INPUT_DSTATE; i++) /* after those: DP_ROW_INPUTS, there too */
         add(&inputs, dp_field_file_name(&dp_input_fields[i]));
     quoted("scripts/campaigns/adversary/fault.c", "tensor_names[TENSORS] = {", "}", &got);
     expect("scripts/campaigns/adversary/fault.c", &got, &results);
@@ -137,7 +137,7 @@ DP_TEST(vocabulary, scripts_name_the_results_of_the_table) {
     expect("scripts/campaigns/adversary/plugin.py", &got, &results);
     quoted("scripts/campaigns/peers/field/judge.py", "\nGRADIENTS = (", ")", &got);
     expect("scripts/campaigns/peers/field/judge.py", &got, &gradients);
-    quoted("python/bridge.c", "const array in[] = {", "};", &got);
+    quoted("python/bridge.c", "const array all[] = {", "};", &got);
     expect("python/bridge.c", &got, &inputs);
 }
 
