@@ -577,7 +577,11 @@ def test_packed_rows_of_the_convolution_go_on_from_a_state() -> None:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=on_a_device)])
-def test_functions_compile_whole_and_keep_their_bits(backend: str) -> None:
+def test_functions_compile_whole_and_keep_their_bits(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # PyTorch 2.6 cuts the graph where an output's size is not known, 2.11 does not
+    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
     x = {n: y.requires_grad_() for n, y in inputs().items()}
     leaves = list(x.values())
 
@@ -752,7 +756,7 @@ def test_a_convolution_of_few_tokens_has_the_bits_of_longer_strips(
 
 @on_a_cpu
 @pytest.mark.parametrize("op", ("chunk_gated_delta_rule", "chunk_kda"))
-@pytest.mark.parametrize("longest, few", ((96, "1"), (2500, "12")))
+@pytest.mark.parametrize("longest, few", ((96, "1"), (1500, "12")))
 def test_heads_in_turn_in_a_block_have_the_bits_of_a_block_each(
     op: str, longest: int, few: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

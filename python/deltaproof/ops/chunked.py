@@ -129,11 +129,12 @@ def run(
     checks.shaped("k", k, B=B, T=T, H=H, **keys, K=K)
     checks.shaped("v", v, B=B, T=T, HV=HV, **keys, V=V)
     checks.shaped("g", g, B=B, T=T, HV=HV, **({} if h.one_gate else {"K": K}))
+    ranks = 0
     if cp_context is not None:
         refuse(not states, "return_intermediate_states with cp_context", "ranks keep no states")
         refuse(initial_state is None and not output_final_state, "states with cp_context", _CP)
         bounds = cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu
-        h = h._replace(ranks=number_of(cp_context, bounds, B, T))
+        ranks = number_of(cp_context, bounds, B, T)
         cu_seqlens = cu_seqlens_cpu = None
     N = checks.sequences(q, cu_seqlens, cu_seqlens_cpu, initial_state)
     if h.strengths == ("beta",):
@@ -158,9 +159,10 @@ def run(
     every = _whole_rows((q, k, v, g, s1, s2, A_log, dt_bias, s0), h, K, V)
     wanted = needs_gradients(*every)
     alone = ("gdn2", "gated-deltaproduct", "dplr") + (("gla", "ssd") if wanted else ())
-    h = h._replace(
-        R=R, backward=int(wanted), path=c.TOKEN if by_tokens or model in alone else c.AUTO,
-        states=states * (1 + state_v_first),
+    h = How(  # torch.compile of 2.6 refuses _replace()
+        h.model, R, h.gate, h.beta, h.l2norm,
+        path=c.TOKEN if by_tokens or model in alone else c.AUTO, backward=int(wanted),
+        final=h.final, ranks=ranks, states=states * (1 + state_v_first),
     )  # fmt: skip
     o, final, kept = chunk(
         *every, cu_seqlens, cu_seqlens_cpu, K**-0.5 if scale is None else float(scale),
