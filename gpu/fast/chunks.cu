@@ -489,8 +489,8 @@ __device__ __forceinline__ void step_anchors(ChunkSmem<K, Solve<K, V>> &sm, cons
     }
 }
 
-/* Rows 16 I .. of w = T B ka (m = 0) or of u = T B v. Block columns of w are multiplied by what lies
- * between anchors. */
+/* Rows 16 I .. of w = T B ka (m = 0) or of u = T B v. Block columns of w are multiplied by the
+ * decay between anchors. */
 template <int K, int V>
 __device__ __forceinline__ void make_w_and_u(ChunkSmem<K, Solve<K, V>> &sm, const ChunkOut &o,
                                              int64_t tile, Odd &odd, int I, int m, int lane) {

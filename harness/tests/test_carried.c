@@ -44,6 +44,23 @@ DP_TEST(carried, no_error_is_beyond_its_sound_bound) {
     }
 }
 
+/* Keys k = (1, 0) and e = (2, x): the norm of I - k e' is half of x + sqrt(4 + x^2). */
+DP_TEST(carried, steps_of_nearly_parallel_keys_grow) {
+    for (double x = 1; x > 1e-12; x /= 8) {
+        double k[] = {1, 0}, erasing[] = {2, x}, beta = 1;
+        dp_problem p = {.model = DP_GDN2, .T = 1, .H = 1, .HV = 1, .R = 1, .K = 2, .V = 1};
+        const dp_activated in = {.k = k, .erasing = erasing, .beta = &beta};
+        const double grows = dp_step_norms_of(&p, &in, 0, 0).grows,
+                     right = (x + sqrt(4 + x * x)) / 2;
+        CHECK(grows >= right && grows <= right * (1 + 0x1p-39), "%g: 1 + %g for 1 + %g", x,
+              grows - 1, right - 1);
+        beta = -1;
+        const double w = sqrt(4 + x * x), other = dp_step_norms_of(&p, &in, 0, 0).grows,
+                     sum = (w + sqrt(w * w + 12)) / 2;
+        CHECK(fabs(other / sum - 1) < 0x1p-39, "%g: %.17g for %.17g", x, other, sum);
+    }
+}
+
 /* The sound bound would be worth nothing if errors were far below it. */
 DP_TEST(carried, formats_err_as_they_round) {
     dp_case c;

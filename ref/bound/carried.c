@@ -161,6 +161,20 @@ void dp_carried_advance(const session *s, int64_t t, double *S, double *o, doubl
         o[v] *= p->scale;
 }
 
+/* |k| |e| - sign k e, from the norms nk and ne. The sum is one of squares, since the difference of
+ * the two is rounding where keys are parallel. */
+static double apart(int K, const double *k, const double *e, double nk, double ne, double sign) {
+    const double by = sqrt(ne) / sqrt(nk);
+    double sum = 0;
+    for (int x = 0; x < K; x++) {
+        const double y = k[x] * by - sign * e[x] / by;
+        sum += y * y;
+    }
+    return sum / 2;
+}
+
+/* A row I - beta k e' has the norm (w + sqrt(w^2 + 4 - 4 d)) / 2 of w = |beta| |k| |e| and
+ * d = beta k e. The number under the root is (w - 2)^2 + 4 (w - d). */
 dp_step_norms dp_step_norms_of(const dp_problem *p, const dp_activated *in, int64_t t, int hv) {
     const int rows = dp_rows(p), turns = dp_in_turn(p);
     const double *k = in->k + (t * p->H + hv / dp_G(p)) * rows * p->K,
@@ -168,12 +182,13 @@ dp_step_norms dp_step_norms_of(const dp_problem *p, const dp_activated *in, int6
     dp_step_norms a = {1, 0};
     int reading = 0, symmetric = !in->erasing, along = symmetric;
     for (int j = 0; j < rows; j++, k += p->K, e += p->K) {
-        const double beta = in->beta[(t * p->HV + hv) * rows + j],
-                     w = fabs(beta) * dp_norm_fro(p->K, k) * dp_norm_fro(p->K, e);
-        double own = beta < 0 ? 1 + w : w - 1, d = 0;
-        for (int x = 0; x < p->K && !symmetric; x++)
-            d += beta * k[x] * e[x];
-        if (!symmetric) own = (w + sqrt(fmax(0, w * w + 4 * (1 - d)))) / 2 * (1 + 0x1p-40);
+        const double beta = in->beta[(t * p->HV + hv) * rows + j], nk = dp_norm_fro(p->K, k),
+                     ne = dp_norm_fro(p->K, e), w = fabs(beta) * nk * ne;
+        double own = beta < 0 ? 1 + w : w - 1;
+        if (!symmetric && w > 0) {
+            const double d = fabs(beta) * apart(p->K, k, e, nk, ne, copysign(1, beta));
+            own = (w + sqrt((w - 2) * (w - 2) + 4 * d)) / 2 * (1 + 0x1p-40);
+        }
         reading += w > 0;
         along &= beta >= 0;
         a.moves += w * (turns ? a.grows : 1);
