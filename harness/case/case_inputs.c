@@ -4,15 +4,14 @@
 
 #include <stdio.h>
 
-/* Rows [n] of the table, in a struct at `base`; p: the problem that they are of, without those that
- * its recurrence does not have. */
-static int inputs_of(const dp_tensor_field *field, int n, void *base, const dp_problem *p,
+/* Rows [n] of the table, of these arrays; p: the problem that they are of, without those that its
+ * recurrence does not have. */
+static int inputs_of(const dp_tensor_field *field, int n, double **arrays, const dp_problem *p,
                      const dp_dims *d, dp_case_input *s) {
     int count = 0;
     for (int i = 0; i < n; i++) {
         if (p && !dp_input_belongs(p, i)) continue;
-        s[count] = (dp_case_input){.field = &field[i],
-                                   .where = (double **)((char *)base + field[i].offset)};
+        s[count] = (dp_case_input){.field = &field[i], .where = &arrays[i]};
         s[count].ndim = dp_field_axes(&field[i], d, s[count].shape);
         count++;
     }
@@ -21,14 +20,14 @@ static int inputs_of(const dp_tensor_field *field, int n, void *base, const dp_p
 
 int dp_conv_inputs(dp_conv *c, dp_case_input *s) {
     const dp_dims d = dp_conv_dims(c);
-    return inputs_of(dp_conv_input_fields, DP_CONV_NINPUTS, c, NULL, &d, s);
+    return inputs_of(dp_conv_input_fields, DP_CONV_NINPUTS, c->in, NULL, &d, s);
 }
 
 int dp_case_inputs(dp_case *c, dp_case_input *s) {
     const dp_operation *op = c->op;
     const dp_dims d = op->dims(c);
-    return inputs_of(op->inputs, op->ninputs, (char *)c + op->base, op->has_problem ? &c->p : NULL,
-                     &d, s);
+    double **const arrays = op->has_problem ? c->p.in : c->conv.in;
+    return inputs_of(op->inputs, op->ninputs, arrays, op->has_problem ? &c->p : NULL, &d, s);
 }
 
 int64_t dp_case_input_count(const dp_case_input *s) {

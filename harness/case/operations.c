@@ -290,7 +290,7 @@ static dp_status one_conv(const dp_casefile *f, dp_case *c, int i, dp_err *e) {
     v->W = (int)f->W;
     v->silu = (int)f->activation;
     c->step.on[i] = 1;
-    if (f->conv_data) return step_data(f, c, dp_qkv_at(p, i), v, e);
+    if (f->conv_data) return step_data(f, c, &p->in[dp_qkv_input(i)], v, e);
     v->w = dp_doubles((int64_t)v->D * v->W);
     v->bias = f->bias ? dp_doubles(v->D) : NULL;
     dp_inputs_fill_conv(v, &law);
@@ -316,7 +316,7 @@ static dp_status step_build(dp_case *c, dp_err *e) {
         if (!c->step.on[i]) continue;
         const int width = dp_qkv_width(p, i);
         dp_conv_result y;
-        v->x = *dp_qkv_at(p, i);
+        v->x = p->in[dp_qkv_input(i)];
         v->T = p->T;
         v->D = dp_qkv_heads(p, i) * width;
         v->Nseq = p->Nseq;
@@ -325,7 +325,7 @@ static dp_status step_build(dp_case *c, dp_err *e) {
         dp_conv_result_alloc(&y, v);
         dp_conv_result_alloc(&c->step.rad[i], v);
         dp_conv_truth(v, c->bits, &y, &c->step.rad[i]);
-        *dp_qkv_at(p, i) = y.y;
+        p->in[dp_qkv_input(i)] = y.y;
         for (int64_t r = 0; r < p->T * dp_qkv_heads(p, i); r++) {
             const double n = dp_norm_up(width, y.y + r * width),
                          off = dp_norm_up(width, c->step.rad[i].y + r * width);
@@ -399,7 +399,7 @@ static dp_status session_shape(const dp_casefile *f, const dp_tensorfile *d, dp_
 static void share_prefix(dp_problem *p, int64_t tokens) {
     for (int i = 0; i < DP_NINPUTS; i++) {
         const dp_row_kind kind = dp_input_fields[i].kind;
-        double *x = *dp_input_at(p, i);
+        double *x = p->in[i];
         const int64_t n = kind == DP_OF_TOKENS      ? dp_input_width(p, i)
                           : kind == DP_OF_SEQUENCES ? dp_input_count(p, i) / p->Nseq
                                                     : 0,
@@ -477,10 +477,9 @@ static void session_write(const dp_case *c, FILE *f) {
 
 #define ON(B) (1u << DP_BACKEND_##B)
 #define ON_RANKS (ON(SIM) | ON(MPI) | ON(CUDA) | ON(NCCL))
-#define TENSORS(FIELDS, N, PART)                                                     \
-    .inputs = FIELDS, .ninputs = N, .base = offsetof(dp_case, PART), .has_ranks = 1, \
-    .T = offsetof(dp_case, PART.T), .Nseq = offsetof(dp_case, PART.Nseq),            \
-    .cu = offsetof(dp_case, PART.cu)
+#define TENSORS(FIELDS, N, PART)                                                    \
+    .inputs = FIELDS, .ninputs = N, .has_ranks = 1, .T = offsetof(dp_case, PART.T), \
+    .Nseq = offsetof(dp_case, PART.Nseq), .cu = offsetof(dp_case, PART.cu)
 #define PROBLEM                                                                         \
     .has_problem = 1, TENSORS(dp_input_fields, DP_NINPUTS, p), .dims = recurrence_dims, \
     .fill = recurrence_fill, .fill_gradients = recurrence_fill_gradients

@@ -38,10 +38,10 @@ typedef struct dp_operation {
     unsigned has_stages : 1;    /* `bisect stage` says which one is wrong */
     unsigned shrinks : 1;       /* can be shrunk; else what fails in it can */
 
-    /* Its inputs: rows of the table of tensors, in the struct at `base` of a case. */
+    /* Its inputs: rows of the table of tensors. */
     const dp_tensor_field *inputs;
     int ninputs;
-    size_t base, T, Nseq, cu;          /* offsets in dp_case; without ranks the last three are 0 */
+    size_t T, Nseq, cu;                /* offsets in dp_case; without ranks they are 0 */
     dp_dims (*dims)(const dp_case *c); /* 0: an axis that it does not have */
     /* Its shape from the file's keys and the data d (NULL: none); *tokens: those of d. */
     dp_status (*shape)(const dp_casefile *f, const dp_tensorfile *d, dp_case *c, int64_t *tokens,

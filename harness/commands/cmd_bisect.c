@@ -339,7 +339,7 @@ static void print_row(const dp_case *c, const dp_judgement *t, int backward) {
 /* Result or stage tensor i of a run; NULL: it does not show it. */
 static const double *tensor_of(const dp_subject_result *r, int i) {
     const int stage = i - DP_NRESULTS;
-    return stage < 0 ? *dp_result_at((dp_result *)&r->r, i) : r->stage[stage];
+    return stage < 0 ? r->r.out[i] : r->stage[stage];
 }
 
 static int64_t size_of(const dp_case *c, int i) {

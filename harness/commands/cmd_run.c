@@ -79,7 +79,7 @@ static void add_file(dp_hash *s, const char *path) {
 
 static void add_conv(dp_hash *s, dp_conv *c) {
     for (int i = 0; i < DP_CONV_NINPUTS; i++) {
-        const double *x = *dp_conv_input_at(c, i);
+        const double *x = c->in[i];
         const int64_t n = dp_conv_count(c, &dp_conv_input_fields[i], c->T);
         if (x) dp_hash_add(s, x, sizeof *x * (size_t)n);
     }

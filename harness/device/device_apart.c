@@ -93,7 +93,7 @@ static void receive_problem(dp_problem *p, const rank_parts *x) {
         const int64_t each = dp_input_width(p, i);
         const int tokens = dp_input_fields[i].kind == DP_OF_TOKENS;
         if (!dp_input_of(p, i)) continue;
-        double *all = *dp_input_at(p, i) = dp_doubles(dp_input_count(p, i));
+        double *all = p->in[i] = dp_doubles(dp_input_count(p, i));
         const int64_t n = tokens ? dp_own_tokens(&x->table, x->rank) * each : dp_input_count(p, i);
         double *own = tokens ? dp_doubles(n) : all;
         dp_mpi_receive_numbers(0, own, n, dp_input_fields[i].name);
@@ -167,7 +167,7 @@ static void send_order(order *o, const dp_problem *p, int r) {
     dp_mpi_send(r, DP_MPI_JOB, o, sizeof *o);
     dp_mpi_send_cu(r, p->cu, p->Nseq);
     for (int i = 0; i < DP_NINPUTS; i++) {
-        double *all = *dp_input_at((dp_problem *)p, i);
+        double *all = p->in[i];
         const int64_t each = dp_input_width(p, i);
         const int tokens = dp_input_fields[i].kind == DP_OF_TOKENS;
         if (!all) continue;

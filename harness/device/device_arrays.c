@@ -58,9 +58,9 @@ dp_problem dp_fill_problem(const dp_problem *p) {
     wide.pairs = dp_pairs(p);
     wide.cu = dp_cu_copy(p);
     for (int i = 0; i < DP_NINPUTS; i++) {
-        double *x = *dp_input_at((dp_problem *)p, i);
+        double *x = p->in[i];
         if (!x) continue;
-        double *y = *dp_input_at(&wide, i) = dp_doubles(dp_input_count(&wide, i));
+        double *y = wide.in[i] = dp_doubles(dp_input_count(&wide, i));
         move_field(&dp_input_fields[i], p, &wide, x, y, 0);
     }
     return wide;
@@ -68,7 +68,7 @@ dp_problem dp_fill_problem(const dp_problem *p) {
 
 void dp_fill_free(dp_problem *wide) {
     for (int i = 0; i < DP_NINPUTS; i++)
-        free(*dp_input_at(wide, i));
+        free(wide->in[i]);
     free((void *)wide->cu);
 }
 
@@ -86,7 +86,7 @@ void dp_fill_results(const dp_problem *p, const dp_problem *wide, int backward,
     *to = *from;
     dp_result_alloc(&to->out, p, backward);
     for (int i = 0; i < DP_NRESULTS; i++) {
-        double *x = *dp_result_at(&to->out, i), *y = *dp_result_at(&from->out, i);
+        double *x = to->out.out[i], *y = from->out.out[i];
         if (x && y) move_field(&dp_result_fields[i], p, wide, x, y, 1);
     }
     for (int i = 0; i < DP_RANK_TENSORS; i++) {

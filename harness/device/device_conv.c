@@ -40,7 +40,7 @@ static dp_status part_up(conv_job *j, int i, int64_t L, dpg_conv_tensors *t) {
     for (int k = 0; k < DP_CONV_NINPUTS && !st; k++) {
         const dp_tensor_field *f = &dp_conv_input_fields[k];
         const int64_t n = dp_conv_count(c, f, L);
-        double *x = *dp_conv_input_at((dp_conv *)c, k), *own = NULL;
+        double *x = c->in[k], *own = NULL;
         if (x && f->kind == DP_OF_TOKENS)
             dp_own_copy(&j->own, j->rank.dev.rank, dp_conv_count(c, f, 1), x, own = dp_doubles(n),
                         0);
@@ -66,7 +66,7 @@ static dp_status part_down(conv_job *j, int i, int64_t L, const dpg_conv_tensors
         const int tokens = f->kind == DP_OF_TOKENS;
         const int64_t n = dp_conv_count(c, f, L);
         if (!dp_conv_result_exists(c, k) || (!tokens && rank)) continue;
-        double *x = *dp_conv_result_at(j->out[i], k), *own = tokens ? dp_doubles(n) : NULL;
+        double *x = j->out[i]->out[k], *own = tokens ? dp_doubles(n) : NULL;
         st = dp_device_download(&j->rank.dev, from[k], n, dtype_of(j, f), own ? own : x);
         if (own && !st) dp_own_copy(&j->own, rank, dp_conv_count(c, f, 1), x, own, 1);
         free(own);
@@ -125,24 +125,21 @@ static const dp_conv *share_part(const dp_conv *c) {
     *s = *c;
     s->cu = memcpy(dp_procs_alloc(cu), c->cu, cu);
     for (int i = 0; i < DP_CONV_NINPUTS; i++)
-        *dp_conv_input_at(s, i) = dp_procs_copy(*dp_conv_input_at((dp_conv *)c, i),
-                                                dp_conv_count(c, &dp_conv_input_fields[i], c->T));
+        s->in[i] = dp_procs_copy(c->in[i], dp_conv_count(c, &dp_conv_input_fields[i], c->T));
     return s;
 }
 
 static dp_conv_result *share_result(const dp_conv *c, dp_conv_result *r) {
     dp_conv_result *s = dp_procs_alloc(sizeof *s);
     for (int i = 0; i < DP_CONV_NRESULTS; i++)
-        *dp_conv_result_at(s, i) = dp_procs_copy(*dp_conv_result_at(r, i),
-                                                 dp_conv_count(c, &dp_conv_result_fields[i], c->T));
+        s->out[i] = dp_procs_copy(r->out[i], dp_conv_count(c, &dp_conv_result_fields[i], c->T));
     return s;
 }
 
 static void fetch_result(const dp_conv *c, dp_conv_result *r, dp_conv_result *shared) {
     for (int i = 0; i < DP_CONV_NRESULTS; i++) {
         const size_t n = (size_t)dp_conv_count(c, &dp_conv_result_fields[i], c->T);
-        if (*dp_conv_result_at(r, i))
-            memcpy(*dp_conv_result_at(r, i), *dp_conv_result_at(shared, i), n * sizeof(double));
+        if (r->out[i]) memcpy(r->out[i], shared->out[i], n * sizeof(double));
     }
 }
 
@@ -179,7 +176,7 @@ static void send_conv(conv_order *o, const dp_conv *const *c, int r) {
     dp_mpi_send_cu(r, c[0]->cu, c[0]->Nseq);
     for (int i = 0; i < o->parts; i++)
         for (int k = 0; k < DP_CONV_NINPUTS; k++) {
-            double *x = *dp_conv_input_at(&o->c[i], k);
+            double *x = o->c[i].in[k];
             if (x) pass(x, c[i], &dp_conv_input_fields[k], o->ticket.N, r, r, 1);
         }
 }
@@ -189,7 +186,7 @@ static void receive_conv(dp_conv *c, int64_t *cu, int N) {
     c->cu = cu;
     for (int k = 0; k < DP_CONV_NINPUTS; k++) {
         const dp_tensor_field *f = &dp_conv_input_fields[k];
-        double **x = dp_conv_input_at(c, k);
+        double **x = &c->in[k];
         if (!*x) continue;
         *x = dp_doubles(dp_conv_count(c, f, c->T));
         pass(*x, c, f, N, dp_mpi_rank(), 0, 0);
@@ -200,7 +197,7 @@ static void receive_conv(dp_conv *c, int64_t *cu, int N) {
 static void each_result(const dp_conv *c, dp_conv_result *r, int N, int rank, int give) {
     for (int k = 0; k < DP_CONV_NRESULTS; k++) {
         const dp_tensor_field *f = &dp_conv_result_fields[k];
-        double *x = *dp_conv_result_at(r, k);
+        double *x = r->out[k];
         if (x && f->kind == DP_OF_TOKENS) pass(x, c, f, N, rank, give ? 0 : rank, give);
     }
 }

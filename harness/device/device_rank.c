@@ -135,7 +135,7 @@ static void **pointer_of(dp_rank_tensors *d, const dpg_tensor *x) {
 /* Is it a result of one row a token: which; -1: it is not, or not of this run. */
 static int token_result(const dp_rank_job *j, const dpg_tensor *x) {
     const int id = x->of_tokens ? x->id : -1;
-    return id >= 0 && *dp_result_at(&j->out->out, id) ? id : -1;
+    return id >= 0 && j->out->out.out[id] ? id : -1;
 }
 static int64_t words_of_token(const dp_rank_job *j, int id) {
     return dp_result_count(j->p, id) / j->p->T;
@@ -190,8 +190,7 @@ static dp_status fetch(dp_rank_job *j, const dp_rank_tokens *x, dp_rank_tensors 
         const int id = token_result(j, &l.x[i]);
         if (id < 0) continue;
         const int64_t each = words_of_token(j, id);
-        st = fetch_tokens(j, x, each, l.x[i].type, *pointer_of(d, &l.x[i]),
-                          *dp_result_at(&j->out->out, id));
+        st = fetch_tokens(j, x, each, l.x[i].type, *pointer_of(d, &l.x[i]), j->out->out.out[id]);
     }
     return st;
 }
@@ -200,7 +199,7 @@ static dp_status fetch(dp_rank_job *j, const dp_rank_tokens *x, dp_rank_tensors 
 static dp_status send(dp_rank_job *j, const dp_rank_tokens *x, dp_input_id id, dpg_dtype d,
                       const void **dev) {
     const int64_t each = dp_input_width(j->p, id);
-    double *all = *dp_input_at((dp_problem *)j->p, id);
+    double *all = j->p->in[id];
     if (!all || dp_input_fields[id].kind != DP_OF_TOKENS)
         return dp_device_upload(&j->rank.dev, all, dp_input_count(j->p, id), d, dev);
     void *own = NULL;

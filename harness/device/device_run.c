@@ -139,7 +139,7 @@ static dp_cuda_result *share_result(dp_cuda_result *r, const dp_problem *p) {
     dp_cuda_result *s = dp_procs_alloc(sizeof *s);
     *s = *r;
     for (int i = 0; i < DP_NRESULTS; i++)
-        *dp_result_at(&s->out, i) = dp_procs_copy(*dp_result_at(&r->out, i), dp_result_count(p, i));
+        s->out.out[i] = dp_procs_copy(r->out.out[i], dp_result_count(p, i));
     for (int i = 0; i < DP_RANK_TENSORS; i++)
         s->rank[i] = dp_procs_alloc((size_t)(r->N * p->HV) * sizeof(double *));
     return s;
@@ -148,9 +148,8 @@ static dp_cuda_result *share_result(dp_cuda_result *r, const dp_problem *p) {
 /* Results that processes left there. */
 static void fetch_result(dp_cuda_result *r, dp_cuda_result *s, const dp_problem *p) {
     for (int i = 0; i < DP_NRESULTS; i++) {
-        if (*dp_result_at(&r->out, i))
-            memcpy(*dp_result_at(&r->out, i), *dp_result_at(&s->out, i),
-                   (size_t)dp_result_count(p, i) * sizeof(double));
+        if (r->out.out[i])
+            memcpy(r->out.out[i], s->out.out[i], (size_t)dp_result_count(p, i) * sizeof(double));
     }
     for (int i = 0; i < DP_RANK_TENSORS; i++)
         for (int x = 0; x < r->N * p->HV; x++)

@@ -91,7 +91,7 @@ static void check_case(const dp_case *c, const dp_judge_options *o, const dp_jud
     must(!o->scale || c->p.scale == strtod(o->scale, NULL), "another scale than", o->scale);
     must(!o->tokens || c->p.T == o->tokens * queries(c), "other tokens", "");
     for (int i = 0; i < DP_NRESULTS; i++)
-        any |= *dp_result_at((dp_result *)&l->stored.r, i) != NULL;
+        any |= l->stored.r.out[i] != NULL;
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
         any |= l->stored.stage[i] != NULL;
     must(any, "nothing to judge", "");

@@ -507,7 +507,7 @@ static dp_status command_write_inputs(const struct dp_command *c, const dp_probl
         dp_pool_add(&f, p, call->pool);
     }
     for (int i = 0; call->front && i < DP_NQKV; i++)
-        if (call->front->conv[i]) *dp_qkv_at(&y, i) = NULL;
+        if (call->front->conv[i]) y.in[dp_qkv_input(i)] = NULL;
     if (call->front)
         dp_front_add(&f, p, call->front, call->pool, (dp_format)dp_format_find(call->input_format));
     dp_inputs_add(&f, &y, (dp_format)dp_format_find(call->input_format), call->backward);
@@ -700,7 +700,7 @@ static dp_status check_outputs(struct dp_command *c, const dp_subject *s, const 
 /* Its data are those of the result or stage from here on. */
 static void move(struct dp_command *c, dp_tensor *t, dp_subject_result *out) {
     const int f = dp_result_find(t->name);
-    *(f >= 0 ? dp_result_at(&out->r, f) : &out->stage[dp_stage_tensor_find(t->name)]) = t->data;
+    *(f >= 0 ? &out->r.out[f] : &out->stage[dp_stage_tensor_find(t->name)]) = t->data;
     if (f >= 0 && !c->called) c->seen[f] = 1;
     t->data = NULL;
 }
@@ -836,7 +836,7 @@ static dp_problem small_problem(void) {
     p.cu[1] = ASKED_T;
     for (int i = DP_INPUT_Q; i <= DP_INPUT_BETA; i++) {
         const int64_t n = dp_input_count(&p, i);
-        double *x = *dp_input_at(&p, i) = dp_doubles(n);
+        double *x = p.in[i] = dp_doubles(n);
         for (int64_t z = 0; z < n; z++)
             x[z] = i == DP_INPUT_G      ? -0.125
                    : i == DP_INPUT_BETA ? 0.5

@@ -382,7 +382,7 @@ static void subject_collect(const dp_subject_memory *m, const dp_problem *p, int
                             dp_subject_result *out) {
     for (int i = 0; i < DP_NRESULTS; i++) {
         if (!subject_find_array(m, 0, dp_result_fields[i].name) || left_out(m, p, i)) continue;
-        double *x = *dp_result_at(&out->r, i) = dp_doubles(dp_result_count(p, i));
+        double *x = out->r.out[i] = dp_doubles(dp_result_count(p, i));
         if (dp_result_fields[i].kind == DP_OF_SEQUENCES)
             collect_states(m, p, i, x);
         else

@@ -343,7 +343,7 @@ dp_status dp_outputs_load(const dp_tensorfile *in, dp_tensorfile *out, const dp_
                 e);
         }
         if (state && vk) dp_states_transpose(t, p->K, p->V);
-        *dp_result_at(&g->r, f) = t->data;
+        g->r.out[f] = t->data;
         storage(t->dtype, &g->u[f], &g->tiny[f]);
     }
     return DP_OK;

@@ -88,8 +88,8 @@ static void work_open(const void *message, size_t bytes) {
     for (int i = 0; i < DP_NINPUTS; i++) {
         if (!dp_input_of(p, i)) continue;
         const int64_t n = dp_input_count(p, i);
-        *dp_input_at(p, i) = dp_doubles(n);
-        dp_mpi_receive_numbers(0, *dp_input_at(p, i), n, dp_input_fields[i].name);
+        p->in[i] = dp_doubles(n);
+        dp_mpi_receive_numbers(0, p->in[i], n, dp_input_fields[i].name);
     }
     open_own(j.base, j.N);
 }
@@ -202,16 +202,15 @@ static void work_conv(const void *message, size_t bytes) {
     dp_mpi_limit(j.limit);
     c->cu = dp_mpi_receive_cu(c->Nseq);
     for (int i = 0; i < DP_CONV_NINPUTS; i++) {
-        if (!*dp_conv_input_at(c, i)) continue;
-        *dp_conv_input_at(c, i) = dp_doubles(conv_count(c, i));
-        dp_mpi_receive_numbers(0, *dp_conv_input_at(c, i), conv_count(c, i),
-                               dp_conv_input_fields[i].name);
+        if (!c->in[i]) continue;
+        c->in[i] = dp_doubles(conv_count(c, i));
+        dp_mpi_receive_numbers(0, c->in[i], conv_count(c, i), dp_conv_input_fields[i].name);
     }
     dp_conv_result_alloc(&r, c);
     dp_conv_rank(c, &peers, j.pol, &r, NULL);
     for (int i = 0; i < DP_CONV_NRESULTS; i++)
         if (of_tokens(i) && result_count(c, i))
-            dp_mpi_send_numbers(0, *dp_conv_result_at(&r, i), result_count(c, i));
+            dp_mpi_send_numbers(0, r.out[i], result_count(c, i));
     dp_conv_free(c);
 }
 
@@ -220,8 +219,7 @@ static void send_conv(int to, const dp_conv *part, conv_job *j) {
     dp_mpi_send(to, DP_MPI_JOB, j, sizeof *j);
     dp_mpi_send_cu(to, part->cu, part->Nseq);
     for (int i = 0; i < DP_CONV_NINPUTS; i++)
-        if (*dp_conv_input_at(&j->c, i))
-            dp_mpi_send_numbers(to, *dp_conv_input_at(&j->c, i), conv_count(part, i));
+        if (j->c.in[i]) dp_mpi_send_numbers(to, j->c.in[i], conv_count(part, i));
 }
 
 DP_NOT_SO("-Wanalyzer-null-argument") /* x is of tokens, or of this process */
@@ -230,7 +228,7 @@ static void take_results(const dp_conv *c, int N, int from, const dp_conv *part,
                          dp_conv_result *own, dp_conv_result *r) {
     for (int i = 0; i < DP_CONV_NRESULTS; i++) {
         const int64_t n = result_count(part, i);
-        double *to = *dp_conv_result_at(r, i), *x = from ? NULL : *dp_conv_result_at(own, i);
+        double *to = r->out[i], *x = from ? NULL : own->out[i];
         if (!to || (from && !of_tokens(i))) continue;
         if (!of_tokens(i)) {
             memcpy(to, x, sizeof *to * (size_t)n);

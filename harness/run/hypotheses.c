@@ -441,10 +441,10 @@ static int could_pass(const search *s, const dp_case *c, const dp_stored_results
     dp_err e = {0};
     int could = 1, backward = 0;
     for (int f = 0; f < DP_NRESULTS; f++)
-        backward |= *dp_result_at((dp_result *)&g->r, f) && dp_result_fields[f].backward;
+        backward |= g->r.out[f] && dp_result_fields[f].backward;
     if (dp_sim_reference(&sim, &c->p, DP_CHUNK, 1, NULL, backward, &e)) return 1;
     for (int f = 0; f < DP_NRESULTS && could; f++) {
-        const double *x = *dp_result_at((dp_result *)&g->r, f), *y = *dp_result_at(&sim.out, f);
+        const double *x = g->r.out[f], *y = sim.out.out[f];
         double failed, limit;
         if (!x || !y) continue;
         distances(s, dp_result_fields[f].name, &failed, &limit);

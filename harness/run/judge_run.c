@@ -269,7 +269,7 @@ static void judge_field(const judging *j, dp_result_id field, const dp_drop *los
     const dp_stored_results *stored = j->out->stored;
     const dp_expected *x = j->expected;
     const dp_row_kind kind = dp_result_fields[field].kind;
-    const double *got = *dp_result_at((dp_result *)j->out->results, field);
+    const double *got = j->out->results->out[field];
     int64_t rows, width;
     dp_result_shape(p, field, &rows, &width);
     if (!rows || !got || !want->rows) return;
@@ -704,9 +704,7 @@ typedef struct {
 static content content_of(const judging *j, const char *name) {
     const dp_problem *p = &j->sp->c->p;
     const int field = dp_result_find(name);
-    if (field >= 0)
-        return (content){*dp_result_at((dp_result *)j->out->results, field),
-                         dp_result_count(p, field), 0};
+    if (field >= 0) return (content){j->out->results->out[field], dp_result_count(p, field), 0};
     const int stage = dp_stage_tensor_find(name);
     if (stage < 0) return (content){0};
     return (content){j->out->stage[stage], dp_stage_tensor_size(p, j->sp->N, stage),

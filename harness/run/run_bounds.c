@@ -342,7 +342,7 @@ static void widen_for_storage(const dp_sharding *sp, dp_known_bound *k,
         const double u = g->u[i] > k->storage[i] ? g->u[i] : 0;
         int64_t rows, width;
         dp_result_shape(&sp->c->p, i, &rows, &width);
-        if (k->bound.row[i] && *dp_result_at((dp_result *)&g->r, i))
+        if (k->bound.row[i] && g->r.out[i])
             dp_bound_widen(k->bound.row[i], sp->truth->field[i].hi, rows, width, u, g->tiny[i]);
     }
 }

@@ -41,7 +41,7 @@ dp_status dp_convolve(const dp_conv *const *c, int n, dp_base base, int N, dp_ba
 
 /* The gradient of convolution i's output; from NULL: none. */
 static double *dy_of(const dp_result *from, int i) {
-    return from ? *dp_result_at((dp_result *)from, dp_qkv_gradient(i)) : NULL;
+    return from ? from->out[dp_qkv_gradient(i)] : NULL;
 }
 
 /* All of them at once; from NULL: forward only. r[i] is allocated where there is one. */
@@ -73,7 +73,7 @@ static void put(const dp_case *c, int i, double *y, dp_step_run *s) {
     dp_conv_result b;
     dp_conv_result_alloc(&b, &c->step.conv[i]);
     conv_bound(&c->step.conv[i], s, &b);
-    *dp_qkv_at(&s->p, i) = y;
+    s->p.in[dp_qkv_input(i)] = y;
     *error_of(&s->err, i) = b.y;
 }
 
@@ -106,8 +106,8 @@ void dp_step_run_free(const dp_case *c, dp_step_run *s) {
     for (int i = 0; i < DP_NQKV; i++)
         dp_conv_result_free(&s->d[i]);
     for (int i = 0; i < DP_NQKV; i++)
-        if (c->step.on[i] && *dp_qkv_at(&s->p, i) != *dp_qkv_at((dp_problem *)&c->p, i)) {
-            free(*dp_qkv_at(&s->p, i));
+        if (c->step.on[i] && s->p.in[dp_qkv_input(i)] != c->p.in[dp_qkv_input(i)]) {
+            free(s->p.in[dp_qkv_input(i)]);
             free(*error_of(&s->err, i));
         }
     free(s->hit);
@@ -120,7 +120,7 @@ dp_problem dp_step_before(const dp_case *c, dp_conv_calls *calls) {
     for (int i = 0; i < DP_NQKV; i++)
         if (c->step.on[i]) {
             calls->conv[i] = &c->step.conv[i];
-            *dp_qkv_at(&p, i) = c->step.conv[i].x;
+            p.in[dp_qkv_input(i)] = c->step.conv[i].x;
         }
     return p;
 }
@@ -297,7 +297,7 @@ static void standard_free(conv_standard *x) {
 
 /* A result as rows of heads: dw transposed. To be freed. */
 static double *as_rows(const dp_conv *v, const dp_conv_result *r, int kind) {
-    const double *x = *dp_conv_result_at((dp_conv_result *)r, kind);
+    const double *x = r->out[kind];
     int64_t rows;
     int width;
     dp_conv_result_shape(v, kind, &rows, &width);
@@ -356,7 +356,7 @@ static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_s
 static void conv_alone(const place_ctx *x, const dp_step_run *s, double *dy, dp_run *run,
                        int64_t *rows) {
     DP_FREED(standard_free) conv_standard std = standard_new(x->c, s, x->i, dy);
-    const dp_conv_result y = {.y = *dp_qkv_at((dp_problem *)&s->p, x->i)};
+    const dp_conv_result y = {.y = s->p.in[dp_qkv_input(x->i)]};
     for (int k = dy ? DP_CONV_DX : DP_CONV_Y; k < DP_CONV_NRESULTS; k++)
         if (dp_conv_result_exists(&std.v, k))
             *rows += judge_result(x, &std, k, dy ? &s->d[x->i] : &y, NULL, run);
@@ -386,8 +386,8 @@ void dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s
         DP_OWN double *r = dp_norms_up(c->step.rad[i].y, p->T * dp_qkv_heads(p, i), width),
                       *bound = dp_norms_up(*error_of((dp_raw_error *)&s->err, i),
                                            p->T * dp_qkv_heads(p, i), width);
-        judge(&at, DP_CONV_Y, p->T * dp_qkv_heads(p, i), *dp_qkv_at((dp_problem *)&s->p, i),
-              *dp_qkv_at((dp_problem *)p, i), r, bound, run);
+        judge(&at, DP_CONV_Y, p->T * dp_qkv_heads(p, i), s->p.in[dp_qkv_input(i)],
+              p->in[dp_qkv_input(i)], r, bound, run);
         if (s->d[i].dx) judge_backward(&at, truth, s, b, run);
     }
 }

@@ -104,15 +104,15 @@ static void judge_result(const dp_sharding *sp, int i, answer *y, dp_run *r) {
     int64_t rows;
     int width;
     dp_conv_result_shape(v, i, &rows, &width);
-    DP_OWN double *radius = dp_norms_up(*dp_conv_result_at(&t->radius, i), rows, width);
-    DP_OWN double *bound = dp_norms_up(*dp_conv_result_at(&y->bound, i), rows, width);
+    DP_OWN double *radius = dp_norms_up(t->radius.out[i], rows, width);
+    DP_OWN double *bound = dp_norms_up(y->bound.out[i], rows, width);
     const dp_compare_in in = {.name = f->name,
                               .N = sp->N,
                               .heads = 1,
                               .rows = rows,
                               .width = width,
-                              .got = *dp_conv_result_at(&y->got, i),
-                              .want = *dp_conv_result_at(&t->is, i),
+                              .got = y->got.out[i],
+                              .want = t->is.out[i],
                               .rad = radius,
                               .bound = bound,
                               .place = tokens ? place_token : place_channel,

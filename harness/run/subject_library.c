@@ -62,7 +62,7 @@ dp_problem dp_other_values(const dp_problem *p) {
     for (int n = 0; n + 1 < p->Nseq; n++)
         c.cu[n + 1] = p->cu[n] + packed_by(p, DP_OF_TOKENS);
     for (int i = 0; i < DP_NINPUTS; i++) {
-        double *x = *dp_input_at(&c, i);
+        double *x = c.in[i];
         const int heads = dp_input_heads(p, i);
         const dp_row_kind kind = dp_input_fields[i].kind;
         const int64_t outer = outer_of(p, kind);
@@ -76,7 +76,7 @@ dp_problem dp_other_values(const dp_problem *p) {
 
 void dp_other_values_undo(const dp_problem *p, dp_result *r) {
     for (int f = 0; f < DP_NRESULTS; f++) {
-        double *x = *dp_result_at(r, f);
+        double *x = r->out[f];
         const int heads = dp_result_heads(p, f);
         const dp_row_kind kind = dp_result_fields[f].kind;
         const int64_t outer = outer_of(p, kind);
@@ -106,7 +106,7 @@ int dp_results_differ(const dp_problem *p, const dp_result *a, const dp_result *
                       size_t size) {
     int differ = 0;
     for (int f = 0; f < DP_NRESULTS; f++) {
-        const double *x = *dp_result_at((dp_result *)a, f), *y = *dp_result_at((dp_result *)b, f);
+        const double *x = a->out[f], *y = b->out[f];
         int64_t rows, width, n = 0, first = 0, from = INT64_MAX, to = -1;
         char at[64], columns[100] = "";
         dp_result_shape(p, f, &rows, &width);

@@ -138,7 +138,7 @@ static dp_status one_step(void *who, const dp_problem *call, DP_UNUSED const dp_
     dp_problem y = *call;
     dp_sim s;
     for (int i = 0; i < DP_NQKV; i++) {
-        double **const q = dp_qkv_at(&y, i);
+        double **const q = &y.in[dp_qkv_input(i)];
         if (!c->step.on[i]) continue;
         dp_conv_states_run(&c->step.conv[i], x->base, *q, call->cu, before->of[i], &out->y[i],
                            &out->conv.of[i]);

@@ -468,7 +468,7 @@ static void bisect_stage_wy(dp_bisect_work *w) {
 
 /* A gradient of one row a token, stored with a relative error of eps. */
 static void judge_stored(dp_bisect_work *w, const dp_rounding *r, dp_result_id id, double eps) {
-    const double *got = *dp_result_at(&w->s.out, id), *want = *dp_result_at(&w->t.out, id);
+    const double *got = w->s.out.out[id], *want = w->t.out.out[id];
     int64_t rows, width;
     dp_result_shape(w->p, id, &rows, &width);
     DP_OWN double *bound = dp_doubles(rows);
@@ -554,7 +554,7 @@ static void judge_rows_bwd(dp_bisect_work *w) {
     dp_error_bound_activations(&own, &b);
     for (int f = 0; f < DP_NRESULTS; f++) {
         const dp_tensor_field *x = &dp_result_fields[f];
-        const double *got = *dp_result_at(&w->s.out, f), *want = *dp_result_at(&w->t.out, f);
+        const double *got = w->s.out.out[f], *want = w->t.out.out[f];
         int64_t rows, width;
         dp_result_shape(p, f, &rows, &width);
         if (!got || !b.row[f] || x->role != DP_ROLE_GRADIENT || x->kind == DP_OF_SEQUENCES)

@@ -174,7 +174,7 @@ static void add_result(const work *w, int field) {
     pair x = {.w = w, .field = field, .stage = -1};
     dp_result_shape(w->p, field, &x.rows, &x.width);
     for (int k = 0; k < 2; k++) {
-        x.x[k] = *dp_result_at((dp_result *)&w->got[k].r, field);
+        x.x[k] = w->got[k].r.out[field];
         x.bound[k] = w->bounded ? w->bound[k].row[field] : NULL;
     }
     if (x.rows && (x.x[0] || x.x[1])) add(&x, dp_result_fields[field].name);

@@ -68,8 +68,8 @@ void dp_check_row_text(const dp_check_work *w, int f, int64_t row, char *text, s
 /* Among rows that differ: the one with the largest difference relative to its bounds. */
 static void hold_within_bounds(dp_check_work *w, int f, const dp_check_pair *x, const rows_of *l,
                                const char *first) {
-    const double *a = *dp_result_at((dp_result *)x->got, f);
-    const double *b = *dp_result_at((dp_result *)x->want, f);
+    const double *a = x->got->out[f];
+    const double *b = x->want->out[f];
     const double *bound = dp_check_bounds_of(w)->row[f];
     double most = -1, allowed = 0, off = 0;
     int64_t worst = 0;
@@ -111,8 +111,8 @@ static void hold_within_bounds(dp_check_work *w, int f, const dp_check_pair *x, 
 
 static void differ(dp_check_work *w, int f, const dp_check_pair *x, const rows_of *l,
                    int64_t first) {
-    const double *a = *dp_result_at((dp_result *)x->got, f);
-    const double *b = *dp_result_at((dp_result *)x->want, f);
+    const double *a = x->got->out[f];
+    const double *b = x->want->out[f];
     double got, want;
     dp_memory_get(x->got->memory, &got, a + first, 1);
     dp_memory_get(x->want->memory, &want, b + first + l->skip * l->width, 1);
@@ -162,8 +162,8 @@ static int64_t first_host(const dp_memory_pair *x) {
 }
 
 void dp_check_same_field(dp_check_work *w, int f, const dp_check_pair *x) {
-    const double *a = *dp_result_at((dp_result *)x->got, f);
-    const double *b = *dp_result_at((dp_result *)x->want, f);
+    const double *a = x->got->out[f];
+    const double *b = x->want->out[f];
     const rows_of l = layout(w, f, x);
     if (!l.rows || !a || !b || w->c->verdict != DP_PASS) return;
     DP_OWN uint8_t *kept_rows = rows_kept(w, f, x, &l);
@@ -236,15 +236,15 @@ dp_problem dp_check_copy(const dp_problem *p, int backward) {
     dp_inputs_copy(&c, p, p->memory ? p->memory->copy : dp_copy);
     for (int i = 0; i < DP_NINPUTS; i++)
         if (dp_input_fields[i].backward && !backward) {
-            dp_free_of(p, *dp_input_at(&c, i));
-            *dp_input_at(&c, i) = NULL;
+            dp_free_of(p, c.in[i]);
+            c.in[i] = NULL;
         }
     c.cu = dp_cu_copy(p);
     return c;
 }
 
 double *dp_check_own(dp_problem *p, int i) {
-    double **x = dp_input_at(p, i);
+    double **x = &p->in[i];
     if (p->memory) *x = p->memory->own(*x, dp_input_count(p, i));
     return *x;
 }
@@ -254,7 +254,7 @@ dp_problem dp_check_at_hand(const dp_problem *p) {
     c.memory = NULL;
     for (int i = 0; i < DP_NINPUTS; i++) {
         const int64_t n = dp_input_count(p, i);
-        double **x = dp_input_at(&c, i);
+        double **x = &c.in[i];
         if (!*x) continue;
         *x = dp_doubles(n);
         dp_memory_get(p->memory, *x, dp_input_of(p, i), n);
@@ -276,9 +276,8 @@ dp_problem dp_check_slice(const dp_problem *p, int64_t a, int64_t b, const doubl
         const dp_tensor_field *f = &dp_input_fields[i];
         const int64_t first = f->kind == DP_OF_TOKENS ? a * dp_input_width(p, i) : 0;
         const double *x = i == DP_INPUT_S0 ? s0 : i == DP_INPUT_DSTATE ? dstate : dp_input_of(p, i);
-        *dp_input_at(&c, i) = x && (backward || !f->backward)
-                                  ? dp_copy_of(p, x + first, dp_input_count(&c, i))
-                                  : NULL;
+        c.in[i] = x && (backward || !f->backward) ? dp_copy_of(p, x + first, dp_input_count(&c, i))
+                                                  : NULL;
     }
     return c;
 }
@@ -439,7 +438,7 @@ static double check_largest(const dp_check_work *w) {
     DP_FREED(dp_sim_free) dp_sim ref;
     if (dp_sim_reference(&ref, &here, DP_CHUNK, w->N, NULL, 0, &e)) return 0;
     for (int f = DP_RESULT_O; f <= DP_RESULT_FINAL_STATE; f++) {
-        const double *x = *dp_result_at(&ref.out, f);
+        const double *x = ref.out.out[f];
         const int64_t n = x ? dp_result_count(w->p, f) : 0;
         for (int64_t i = 0; i < n; i++)
             most = isnan(x[i]) ? INFINITY : fmax(most, fabs(x[i]));
@@ -467,7 +466,7 @@ static void add_store(const dp_problem *p, const dp_design *bounded, const dp_de
                       dp_result *r, dp_error_bound *b) {
     const double *want[DP_NRESULTS];
     for (int i = 0; i < DP_NRESULTS; i++)
-        want[i] = *dp_result_at(r, i);
+        want[i] = r->out[i];
     dp_bounds_store(p, bounded, own, want, b);
 }
 
@@ -970,7 +969,7 @@ static int zero_head(const dp_problem *p, int N, const double *o) {
     for (int h = 0; h < p->HV; h++) {
         if (!zero_in(p, o, h)) continue;
         if (!known) known = dp_sim_reference(&ref, p, DP_CHUNK, N, NULL, 0, &e) ? -1 : 1;
-        if (known < 0 || !zero_in(p, *dp_result_at(&ref.out, DP_RESULT_O), h)) return h;
+        if (known < 0 || !zero_in(p, ref.out.out[DP_RESULT_O], h)) return h;
     }
     return -1;
 }
@@ -988,7 +987,7 @@ static void proves_nothing(const dp_check_subject *s, const dp_problem *p, int N
     *why = 0;
     if (!s->library || r->memory || !inputs_are_finite(p)) return;
     for (int f = 0; f < DP_NRESULTS && !*why; f++) {
-        const double *x = *dp_result_at((dp_result *)r, f);
+        const double *x = r->out[f];
         const char *name = dp_result_fields[f].name;
         const int never_zero =
             f == DP_RESULT_O || f == DP_RESULT_DQ || f == DP_RESULT_DK || f == DP_RESULT_DV;

@@ -21,11 +21,11 @@ static dp_problem packed_of(const dp_problem *p, int backward) {
     c.cu[3] = p->T;
     for (int i = 0; i < DP_NINPUTS; i++) {
         if (dp_input_fields[i].kind != DP_OF_SEQUENCES) continue;
-        double *x = *dp_input_at(&c, i), *y = x ? dp_doubles_of(p, 3 * n) : NULL;
+        double *x = c.in[i], *y = x ? dp_doubles_of(p, 3 * n) : NULL;
         for (int s = 0; x && s < 3; s++)
             dp_memory_move(p->memory, y + s * n, x, n);
         dp_free_of(p, x);
-        *dp_input_at(&c, i) = y;
+        c.in[i] = y;
     }
     return c;
 }
@@ -100,7 +100,7 @@ static dp_result results_of(const dp_problem *p, dp_result *r, int seq) {
     dp_result part = *r;
     for (int f = 0; f < DP_NRESULTS; f++) {
         const dp_row_kind kind = dp_result_fields[f].kind;
-        double **x = dp_result_at(&part, f);
+        double **x = &part.out[f];
         const int64_t n = dp_result_count(p, f);
         if (*x && kind == DP_OF_TOKENS) *x += n / p->T * p->cu[seq];
         if (*x && kind == DP_OF_SEQUENCES) *x += n / p->Nseq * seq;
@@ -195,8 +195,7 @@ static dp_problem last_heads_first(const dp_problem *p, int alone, int backward)
         const int64_t width = dp_input_width(p, i);
         const heads_taken h = {dp_input_count(p, i) / width, width / n, n, n - last,
                                alone && last ? last : n};
-        *dp_input_at(&c, i) =
-            x && (backward || !dp_input_fields[i].backward) ? take(p, x, h) : NULL;
+        c.in[i] = x && (backward || !dp_input_fields[i].backward) ? take(p, x, h) : NULL;
     }
     c.cu = dp_cu_copy(p);
     return c;
@@ -207,7 +206,7 @@ static dp_problem last_heads_first(const dp_problem *p, int alone, int backward)
 static dp_result results_of_heads(const dp_problem *p, const dp_result *r, int alone) {
     dp_result out = {.memory = r->memory};
     for (int f = 0; f < DP_NRESULTS; f++) {
-        const double *x = *dp_result_at((dp_result *)r, f);
+        const double *x = r->out[f];
         const int n = dp_result_heads(p, f), last = of_last(p, n);
         const dp_row_kind kind = dp_result_fields[f].kind;
         const int64_t outer = kind == DP_OF_TOKENS ? p->T : kind == DP_OF_SEQUENCES ? p->Nseq : 1;
@@ -215,7 +214,7 @@ static dp_result results_of_heads(const dp_problem *p, const dp_result *r, int a
         dp_result_shape(p, f, &rows, &width);
         const heads_taken h = {outer, rows * width / outer / n, n, alone ? n - last : last,
                                alone ? last : n};
-        *dp_result_at(&out, f) = x && last ? take(p, x, h) : NULL;
+        out.out[f] = x && last ? take(p, x, h) : NULL;
     }
     return out;
 }
@@ -448,7 +447,7 @@ dp_status dp_check_exact_cp(dp_check_work *w) {
 
 /* A result in memory of this process, to be freed. */
 static double *at_hand(const dp_result *r, int f, int64_t n) {
-    const double *x = *dp_result_at((dp_result *)r, f);
+    const double *x = r->out[f];
     double *y = x ? dp_doubles(n) : NULL;
     if (x) dp_memory_get(r->memory, y, x, n);
     return y;

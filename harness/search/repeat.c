@@ -44,7 +44,7 @@ static void token_stages(const dp_sim *s, int r, int hv, uint64_t *h, int64_t st
     }
     for (int i = 0; i < DP_NRESULTS; i++) {
         const int heads = dp_result_heads(p, i);
-        const double *x = *dp_result_at((dp_result *)&s->out, i);
+        const double *x = s->out.out[i];
         if (!x || dp_result_fields[i].kind != DP_OF_TOKENS) continue;
         const dp_stage by = i == DP_RESULT_O                  ? DP_STAGE_OUTPUT
                             : i == DP_RESULT_DV && !s->values ? DP_STAGE_WY_BWD

@@ -200,7 +200,7 @@ static int64_t draft(const dp_problem *p, int64_t right) {
 static void put_token(const dp_problem *p, dp_problem *y, int64_t at, int64_t t, int rejected) {
     for (int i = 0; i < DP_NINPUTS; i++) {
         const int64_t n = dp_input_width(p, i);
-        double *to = of_tokens(p, i) ? *dp_input_at(y, i) + at * n : NULL;
+        double *to = of_tokens(p, i) ? y->in[i] + at * n : NULL;
         if (!to) continue;
         memcpy(to, row_of(p, i, t), sizeof *to * (size_t)n);
         for (int64_t z = 0; z < n && rejected && i == DP_INPUT_V; z++)
@@ -243,9 +243,9 @@ static dp_problem problem_new(const dp_problem *p, int Nseq, int64_t *cu, double
     y.s0 = s0;
     for (int i = 0; i < DP_NINPUTS; i++)
         if (of_tokens(p, i))
-            *dp_input_at(&y, i) = dp_doubles(dp_input_count(&y, i));
+            y.in[i] = dp_doubles(dp_input_count(&y, i));
         else if (dp_input_fields[i].kind == DP_OF_HEADS)
-            *dp_input_at(&y, i) = dp_copy(dp_input_of(p, i), dp_input_count(p, i));
+            y.in[i] = dp_copy(dp_input_of(p, i), dp_input_count(p, i));
     return y;
 }
 
@@ -827,9 +827,9 @@ static void begin_set(dp_draft_set *s, const dp_problem *call) {
     s->p.Nseq = 0;
     s->p.cu = dp_calloc(1, sizeof *s->p.cu);
     for (int i = 0; i < DP_NINPUTS; i++)
-        *dp_input_at(&s->p, i) = dp_input_fields[i].kind == DP_OF_HEADS
-                                     ? dp_copy(dp_input_of(call, i), dp_input_count(call, i))
-                                     : NULL;
+        s->p.in[i] = dp_input_fields[i].kind == DP_OF_HEADS
+                         ? dp_copy(dp_input_of(call, i), dp_input_count(call, i))
+                         : NULL;
 }
 
 /* Sequences of n tokens in all. */
@@ -847,9 +847,7 @@ static void add_window(dp_draft_set *s, const dp_problem *call, int i, int64_t n
     dp_problem *p = &s->p;
     for (int f = 0; f < DP_NINPUTS; f++) {
         const int64_t w = of_tokens(call, f) ? dp_input_width(call, f) : 0;
-        if (w)
-            append_numbers(dp_input_at(p, f), p->T * w, dp_input_of(call, f) + call->cu[i] * w,
-                           n * w);
+        if (w) append_numbers(&p->in[f], p->T * w, dp_input_of(call, f) + call->cu[i] * w, n * w);
     }
     append_numbers(&p->s0, p->Nseq * S, call->s0 ? call->s0 + i * S : NULL, S);
     append_numbers(&s->out.final_state, p->Nseq * S, state, S);
@@ -1017,8 +1015,8 @@ static double off_by(const double *x, const double *y, int64_t n) {
 static void behind_front(const walk *w, const dp_call_result *r, dp_problem *y) {
     for (int i = 0; w->by->front && i < DP_NQKV; i++)
         if (w->by->front->conv[i])
-            memcpy(*dp_qkv_at(y, i), r->y[i],
-                   sizeof **dp_qkv_at(y, i) * (size_t)(y->T * w->by->front->conv[i]->D));
+            memcpy(y->in[dp_qkv_input(i)], r->y[i],
+                   sizeof *y->in[dp_qkv_input(i)] * (size_t)(y->T * w->by->front->conv[i]->D));
 }
 
 /* Looks for wrong states: y is the call's problem, whose q, k, v become the outputs of its

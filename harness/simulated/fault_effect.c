@@ -93,14 +93,14 @@ static void zigzag_inputs(dp_sim *s, DP_UNUSED place *at) {
     own_inputs(s);
     for (int i = 0; i < DP_NINPUTS; i++)
         if (dp_input_of(p, i) && dp_input_fields[i].kind == DP_OF_TOKENS)
-            permute_tokens(s, dp_input_of(p, i), dp_input_width(p, i), 0, *dp_input_at(&s->own, i));
+            permute_tokens(s, dp_input_of(p, i), dp_input_width(p, i), 0, s->own.in[i]);
 }
 
 static void zigzag_results(dp_sim *s, DP_UNUSED place *at) {
     if (s->p != &s->own) return;
     for (int i = 0; i < DP_NRESULTS; i++) { /* a row a token returns to its own token */
         const int64_t n = dp_result_count(s->p, i);
-        double **x = dp_result_at(&s->out, i);
+        double **x = &s->out.out[i];
         if (!*x || !n || dp_result_fields[i].kind != DP_OF_TOKENS) continue;
         double *y = dp_doubles(n);
         permute_tokens(s, *x, n / s->p->T, 1, y);
@@ -906,7 +906,7 @@ static void first_halo(dp_sim *s, DP_UNUSED place *at) {
         if (s->ctx[1].is_first || s->ctx[r].is_first) continue;
         for (int i = 0; i < DP_NINPUTS; i++) {
             const int64_t n = dp_input_width(s->p, i) * dp_lag(s->p);
-            double *x = *dp_input_at(&s->halos->p, i);
+            double *x = s->halos->p.in[i];
             if (dp_in_halo(s->p, i)) memcpy(x + c[r].a * n, x + c[1].a * n, sizeof *x * (size_t)n);
         }
         hit_rank(s, r);

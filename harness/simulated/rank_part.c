@@ -12,7 +12,7 @@ dp_problem dp_rank_part(const dp_problem *p, int N, int rank) {
         if (!x) continue;
         const int64_t n = dp_input_count(&part, i);
         const int tokens = dp_input_fields[i].kind == DP_OF_TOKENS;
-        double *own = *dp_input_at(&part, i) = tokens ? dp_doubles(n) : dp_copy(x, n);
+        double *own = part.in[i] = tokens ? dp_doubles(n) : dp_copy(x, n);
         if (tokens)
             dp_own_move(p->own, p->T, parts, rank, dp_input_width(p, i), (double *)x, own, 0);
     }
@@ -25,7 +25,7 @@ dp_problem dp_rank_part(const dp_problem *p, int N, int rank) {
 static void each_of_tokens(const dp_problem *p, dp_result *out, const dp_context *c,
                            dp_rank_list_fn *f, void *arg) {
     for (int i = 0; i < DP_NRESULTS; i++) {
-        double *x = *dp_result_at(out, i);
+        double *x = out->out[i];
         if (!x || dp_result_fields[i].kind != DP_OF_TOKENS) continue;
         const int64_t each = dp_result_count(p, i) / p->T;
         f(x + c->a * each, c->L * each, arg);

@@ -62,7 +62,7 @@ static void new_halos(dp_sim *s) {
         memset(halo + h->ctx[r].a, 1, dp_sim_has(s, r) ? (size_t)length_of_halo(s, r) : 0);
     p->halo = halo;
     for (int i = 0; i < DP_NINPUTS; i++) {
-        double **x = dp_input_at(p, i), *own = *x;
+        double **x = &p->in[i], *own = *x;
         if (dp_input_fields[i].role != DP_ROLE_REQUIRED || !own) continue;
         *x = dp_doubles(dp_input_count(p, i));
         move_halo(s, dp_input_width(p, i), own, *x, 0);
@@ -73,7 +73,7 @@ static void free_halos(dp_sim *s) {
     struct dp_sim_halos *h = s->halos;
     if (!h) return;
     for (int i = 0; i < DP_NINPUTS; i++)
-        if (dp_input_fields[i].role == DP_ROLE_REQUIRED) free(*dp_input_at(&h->p, i));
+        if (dp_input_fields[i].role == DP_ROLE_REQUIRED) free(h->p.in[i]);
     for (int r = 0; r < s->N; r++)
         free(h->ctx[r].local_cu);
     dp_units_free(&h->units);
@@ -96,8 +96,7 @@ static int64_t each_number(const dp_problem *p, dp_result *gradients, int64_t t,
     for (int i = 0; i < DP_NINPUTS; i++) {
         const int64_t width = dp_input_width(p, i), n = width * dp_lag(p);
         if (!dp_in_halo(p, i)) continue;
-        double *at = gradients ? *dp_result_at(gradients, dp_gradient_of(i))
-                               : *dp_input_at((dp_problem *)p, i);
+        double *at = gradients ? gradients->out[dp_gradient_of(i)] : p->in[i];
         for (int64_t z = 0; x && z < n; z++, x++) {
             double *y = at + t * width + z;
             if (how == TAKE)
@@ -225,9 +224,9 @@ static dp_sim open_halos(const dp_sim *s, int backward) {
 static void take_gradients(dp_sim *s, dp_sim *all) {
     for (int i = 0; i < DP_NRESULTS; i++) {
         const dp_tensor_field *f = &dp_result_fields[i];
-        double *to = *dp_result_at(&s->out, i);
+        double *to = s->out.out[i];
         if (to && f->role == DP_ROLE_GRADIENT && f->kind == DP_OF_TOKENS)
-            move_halo(s, dp_input_width(s->p, (int)f->of), to, *dp_result_at(&all->out, i), 1);
+            move_halo(s, dp_input_width(s->p, (int)f->of), to, all->out.out[i], 1);
     }
     dp_result_free(&all->out);
 }
@@ -323,7 +322,7 @@ static void divide_by_norms(dp_sim *s) {
     s->units = (base == DP_BASE_FP64 ? dp_units_new : dp_units_new_f32)(s->p);
     for (int i = 0; i < DP_NINPUTS; i++)
         if (s->units.rstd[i] && base == DP_BASE_BF16)
-            dp_store_all(f, *dp_input_at(&s->units.p, i), dp_input_count(s->p, i));
+            dp_store_all(f, s->units.p.in[i], dp_input_count(s->p, i));
 }
 
 /* Zeros for what a stage makes. */
@@ -858,7 +857,7 @@ static void activations_bwd(dp_sim *s, double *sums) {
     dp_sim_replace(&s->norm_k, NULL);
     for (int i = 0; i < DP_NRESULTS; i++) /* dv without s->values left before */
         if (dp_leaves(i) && dp_result_fields[i].backward && (i != DP_RESULT_DV || s->values))
-            dp_store_all(leaving.out[i], *dp_result_at(&s->out, i), dp_result_count(p, i));
+            dp_store_all(leaving.out[i], s->out.out[i], dp_result_count(p, i));
 }
 
 /* The part of gate_bwd by token. sums [N]: gets dA_log and ddt_bias of each rank's tokens; NULL:
@@ -1232,10 +1231,8 @@ static void take_results(dp_sim *s, int backward) {
     const dp_sim *one = &s->heads->sim;
     const int HV = s->p->HV;
     for (int i = 0; i < DP_NRESULTS; i++) {
-        double *to = *dp_result_at(&s->out, i);
-        if (to)
-            memcpy(to, *dp_result_at((dp_result *)&one->out, i),
-                   sizeof *to * (size_t)dp_result_count(s->p, i));
+        double *to = s->out.out[i];
+        if (to) memcpy(to, one->out.out[i], sizeof *to * (size_t)dp_result_count(s->p, i));
     }
     if (backward) dp_sim_replace(&s->dg, dp_copy(one->dg, s->p->T * HV * dp_Kg(s->p)));
     for (int hv = 0; hv < HV; hv++)

@@ -446,7 +446,7 @@ static void unpack_inputs(const dp_sim *s, int from, double *message, dp_problem
     for (int i = 0; i < DP_NINPUTS; i++) {
         if (!is_sent(s, i)) continue;
         const int64_t width = dp_input_width(heads, i);
-        move_tokens(s, from, width, *dp_input_at(heads, i), message, 1);
+        move_tokens(s, from, width, heads->in[i], message, 1);
         message += T * width;
     }
 }
@@ -456,7 +456,7 @@ static void open_inputs(const dp_sim *s, dp_problem *heads) {
     for (int i = 0; i < DP_NINPUTS; i++) {
         const int64_t rows = dp_input_fields[i].kind == DP_OF_SEQUENCES ? heads->Nseq : 1;
         if (!dp_input_of(s->given, i)) continue;
-        double *x = *dp_input_at(heads, i) = dp_doubles(dp_input_count(heads, i));
+        double *x = heads->in[i] = dp_doubles(dp_input_count(heads, i));
         if (!is_sent(s, i)) pack_columns(s, i, rows, heads_of(s, s->peers->rank), x);
     }
 }
@@ -512,7 +512,7 @@ static int list_results(const dp_sim *s, int backward, made list[MOST_MADE]) {
     for (int i = 0; i < DP_NRESULTS; i++) {
         const dp_tensor_field *f = &dp_result_fields[i];
         int64_t shape[DP_MAX_AXES], width = f->kind == DP_OF_HEADS ? s->p->HV : 1;
-        double *x = *dp_result_at((dp_result *)&s->out, i);
+        double *x = s->out.out[i];
         for (int axis = dp_result_axes(s->p, i, shape) - 1; axis > 0; axis--)
             width *= shape[axis];
         if (x && (backward || !f->backward))

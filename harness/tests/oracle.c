@@ -303,8 +303,7 @@ void oracle_run(const dp_problem *p, dp_result *r, int backward) {
     for (int i = 0; i < DP_NRESULTS; i++) {
         int64_t rows, width;
         dp_result_shape(p, i, &rows, &width);
-        if (*dp_result_at(r, i))
-            memset(*dp_result_at(r, i), 0, sizeof(double) * (size_t)(rows * width));
+        if (r->out[i]) memset(r->out[i], 0, sizeof(double) * (size_t)(rows * width));
     }
     for (int s = 0; s < p->Nseq; s++)
         for (int hv = 0; hv < p->HV; hv++)

@@ -23,7 +23,7 @@ static dp_status results_of(const dp_subject *lib, const dp_case *c, const dp_pr
 static dp_result without_sums(const dp_problem *p, const dp_result *r) {
     dp_result kept = *r;
     for (int f = 0; f < DP_NRESULTS; f++)
-        if (dp_result_fields[f].kind == DP_OF_HEADS) *dp_result_at(&kept, f) = NULL;
+        if (dp_result_fields[f].kind == DP_OF_HEADS) kept.out[f] = NULL;
     if (p->H == 1) kept.dq = kept.dk = NULL;
     return kept;
 }

@@ -127,7 +127,7 @@ DP_TEST(blame, wrong_gradients_of_factors_are_of_intra_bwd) {
     REQUIRE(!dp_sim_new(&s, &c.p, c.base[0], c.ranks[0], DP_FAULT_NONE, &e), "%s", e.msg);
     dp_sim_run(&s, c.chain[0], c.merge[0], 1);
     for (int i = 0; i < 2; i++) {
-        double *x = *dp_result_at(&s.out, WRONG[i]) + (13 * 2 + 1) * 8 + 5;
+        double *x = s.out.out[WRONG[i]] + (13 * 2 + 1) * 8 + 5;
         *x += 1;
         give(&c, &s, "*", &g);
         REQUIRE(!dp_run_stored(&c, &o, &g, &runs, &e), "%s", e.msg);

@@ -274,7 +274,7 @@ DP_TEST(chunk, agrees_with_the_truth_to_1e_12_and_ranks_with_one_rank_to_1e_13) 
         const int ranks[] = {2, 3, 4, 8};
         for (int f = 0; f < DP_NRESULTS; f++)
             if (t.field[f].rows) {
-                const double e = oracle_maxrel(*dp_result_at(&one.out, f), t.field[f].hi,
+                const double e = oracle_maxrel(one.out.out[f], t.field[f].hi,
                                                t.field[f].rows * t.field[f].width);
                 CHECK(e <= 1e-12, "problem %zu, %s: %.2e", i, dp_result_fields[f].name, e);
             }
@@ -284,9 +284,8 @@ DP_TEST(chunk, agrees_with_the_truth_to_1e_12_and_ranks_with_one_rank_to_1e_13) 
             dp_sim_run(&many, DP_FP64, DP_EXCHANGE_ALLGATHER, 1);
             for (int f = 0; f < DP_NRESULTS; f++)
                 if (t.field[f].rows) {
-                    const double e =
-                        oracle_maxrel(*dp_result_at(&many.out, f), *dp_result_at(&one.out, f),
-                                      t.field[f].rows * t.field[f].width);
+                    const double e = oracle_maxrel(many.out.out[f], one.out.out[f],
+                                                   t.field[f].rows * t.field[f].width);
                     CHECK(e <= 1e-13, "problem %zu, %d ranks, %s: %.2e", i, ranks[n],
                           dp_result_fields[f].name, e);
                 }

@@ -177,8 +177,7 @@ static void ranks_agree(const dp_problem *p, int N, dp_exchange exchange) {
     for (int i = 0; i < DP_NRESULTS; i++) {
         const dp_ball *want = &t.field[i];
         if (!want->rows) continue;
-        const double off =
-            oracle_maxrel(*dp_result_at(&s.out, i), want->hi, want->rows * want->width);
+        const double off = oracle_maxrel(s.out.out[i], want->hi, want->rows * want->width);
         CHECK(off <= 1e-12, "%d ranks, %s: %.3g apart", N, dp_result_fields[i].name, off);
     }
     dp_sim_free(&s);

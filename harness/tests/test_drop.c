@@ -80,8 +80,8 @@ static dp_result solve(const dp_problem *p, int split) {
     for (int i = 0; i < DP_NRESULTS; i++) {
         int64_t rows, width;
         dp_result_shape(&q, i, &rows, &width);
-        const double *x = *dp_result_at(&s.out, i);
-        if (rows) *dp_result_at(&r, i) = dp_copy(x, rows * width);
+        const double *x = s.out.out[i];
+        if (rows) r.out[i] = dp_copy(x, rows * width);
     }
     if (split) /* the state that leaves is that of the second sequence */
         memcpy(r.final_state, r.final_state + states, sizeof(double) * (size_t)states);
@@ -99,8 +99,7 @@ static void check_field(const dp_problem *p, int field, const dp_result *whole,
     for (int64_t z = 0; z < rows; z++) {
         double lost = 0;
         for (int64_t i = z * width; i < (z + 1) * width; i++) {
-            const double d = (*dp_result_at((dp_result *)split, field))[i] -
-                             (*dp_result_at((dp_result *)whole, field))[i];
+            const double d = (split->out[field])[i] - (whole->out[field])[i];
             lost += d * d;
         }
         lost = sqrt(lost);

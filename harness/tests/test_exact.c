@@ -99,8 +99,7 @@ static outcome check(exact_case *x, dp_sim *s) {
     for (int i = 0; i < DP_NRESULTS; i++) {
         const dp_ball *b = &x->t.field[i];
         if (b->rows)
-            compare(dp_result_fields[i].name, -1, -1, *dp_result_at(&s->out, i), b->hi,
-                    b->rows * b->width, &o);
+            compare(dp_result_fields[i].name, -1, -1, s->out.out[i], b->hi, b->rows * b->width, &o);
     }
     return o;
 }

@@ -348,7 +348,7 @@ DP_TEST(faults, a_fault_of_some_runs_shows_when_runs_are_repeated) {
                 for (int f = 0; f < DP_NRESULTS; f++) {
                     int64_t rows, width;
                     dp_result_shape(&c.p, f, &rows, &width);
-                    const double *x = *dp_result_at(&s.out, f);
+                    const double *x = s.out.out[f];
                     const uint64_t h =
                         rows && x ? XXH3_64bits(x, sizeof(double) * (size_t)(rows * width)) : 0;
                     if (run)

@@ -97,8 +97,8 @@ static void compare_ranks(const dp_problem *p, const dp_problem *q, dp_base base
     for (int f = 0; f < DP_NRESULTS; f++) {
         int64_t rows, width;
         dp_result_shape(p, f, &rows, &width);
-        const double *x = *dp_result_at(&s[0].out, f), *y = *dp_result_at(&s[1].out, f),
-                     *u = *dp_result_at(&ref[0].out, f), *v = *dp_result_at(&ref[1].out, f);
+        const double *x = s[0].out.out[f], *y = s[1].out.out[f], *u = ref[0].out.out[f],
+                     *v = ref[1].out.out[f];
         if (!both_have(f) || !rows) continue;
         const double e = oracle_maxrel(v, u, rows * width);
         CHECK(e <= 1e-12, "fp64, %s: %.2e", dp_result_fields[f].name, e);

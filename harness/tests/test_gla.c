@@ -66,7 +66,7 @@ DP_TEST(gla, ranks_are_those_of_gdn2_where_nothing_is_erased) {
         int64_t rows, width;
         dp_result_shape(&gla, f, &rows, &width);
         for (int64_t i = 0; i < rows * width; i++) {
-            const double x = (*dp_result_at(&s[0].out, f))[i], y = (*dp_result_at(&s[1].out, f))[i];
+            const double x = (s[0].out.out[f])[i], y = (s[1].out.out[f])[i];
             CHECK(x == y, "%s[%lld]: %a, gdn2 %a", dp_result_fields[f].name, (long long)i, x, y);
         }
     }
@@ -82,7 +82,7 @@ static int64_t results_that_differ(const dp_problem *p, dp_result *a, dp_result 
         int64_t rows, width;
         dp_result_shape(p, f, &rows, &width);
         for (int64_t i = 0; i < rows * width; i++)
-            n += (*dp_result_at(a, f))[i] != (*dp_result_at(b, f))[i];
+            n += (a->out[f])[i] != (b->out[f])[i];
     }
     return n;
 }

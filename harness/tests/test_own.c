@@ -80,8 +80,7 @@ DP_TEST(own, results_do_not_depend_on_the_owner) {
                 int64_t rows, width;
                 dp_result_shape(&p, f, &rows, &width);
                 if (!rows) continue;
-                const double e = oracle_maxrel(*dp_result_at(&s.out, f), *dp_result_at(&one.out, f),
-                                               rows * width);
+                const double e = oracle_maxrel(s.out.out[f], one.out.out[f], rows * width);
                 CHECK(e <= 1e-12, "%s, %d ranks, %s: %.2e", dp_own_names[kind], N,
                       dp_result_fields[f].name, e);
             }
@@ -96,9 +95,7 @@ static int64_t bits_that_differ(const dp_problem *p, dp_result *a, dp_result *b)
     for (int f = 0; f < DP_NRESULTS; f++) {
         int64_t rows, width;
         dp_result_shape(p, f, &rows, &width);
-        if (rows)
-            n += memcmp(*dp_result_at(a, f), *dp_result_at(b, f),
-                        sizeof(double) * (size_t)(rows * width)) != 0;
+        if (rows) n += memcmp(a->out[f], b->out[f], sizeof(double) * (size_t)(rows * width)) != 0;
     }
     return n;
 }
@@ -139,7 +136,7 @@ static dp_conv convolution(void) {
     uint64_t state = 1;
     for (int i = 0; i < DP_CONV_NINPUTS; i++) {
         const int64_t n = dp_conv_count(&c, &dp_conv_input_fields[i], c.T);
-        double *x = *dp_conv_input_at(&c, i) = dp_doubles(n);
+        double *x = c.in[i] = dp_doubles(n);
         for (int64_t z = 0; z < n; z++) {
             state = state * 6364136223846793005u + 1442695040888963407u;
             x[z] = (float)((double)(state >> 40) * 0x1p-23 - 1);
@@ -177,8 +174,7 @@ DP_TEST(own, convolutions_take_their_halo_from_whoever_owns_it) {
                 int64_t rows;
                 int width;
                 dp_conv_result_shape(&c, f, &rows, &width);
-                const double e = oracle_maxrel(*dp_conv_result_at(&got, f),
-                                               *dp_conv_result_at(&want, f), rows * width);
+                const double e = oracle_maxrel(got.out[f], want.out[f], rows * width);
                 CHECK(e <= 1e-13, "%s, %d ranks, %s: %.2e", dp_own_names[kind], N,
                       dp_conv_result_fields[f].name, e);
             }
@@ -191,8 +187,7 @@ DP_TEST(own, convolutions_take_their_halo_from_whoever_owns_it) {
             int64_t rows;
             int width;
             dp_conv_result_shape(&c, f, &rows, &width);
-            CHECK(!memcmp(*dp_conv_result_at(&got, f), *dp_conv_result_at(&grid, f),
-                          sizeof(double) * (size_t)(rows * width)),
+            CHECK(!memcmp(got.out[f], grid.out[f], sizeof(double) * (size_t)(rows * width)),
                   "%d ranks: other bits of %s", N, dp_conv_result_fields[f].name);
         }
     }

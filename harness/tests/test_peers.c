@@ -158,7 +158,7 @@ static void compare(job *x, int ranks, const char *where) {
     }
     for (int i = 0; i < DP_NRESULTS; i++) {
         int64_t rows, width;
-        const double *a = *dp_result_at(&all.out, i), *b = *dp_result_at(&frame.out, i);
+        const double *a = all.out.out[i], *b = frame.out.out[i];
         dp_result_shape(x->p, i, &rows, &width);
         CHECK(!a == !b && (!a || !memcmp(a, b, sizeof *a * (size_t)(rows * width))), "%s: %s",
               where, dp_result_fields[i].name);
@@ -246,9 +246,9 @@ static void compare_conv(const dp_conv *c, int N, dp_base pol, const char *where
         dp_conv_result_shape(c, i, &rows, &width);
         const size_t bytes = sizeof(double) * (size_t)(rows * width);
         const int tokens = dp_conv_result_fields[i].kind == DP_OF_TOKENS;
-        double *a = *dp_conv_result_at(&want, i), *all = *dp_conv_result_at(&got, i);
+        double *a = want.out[i], *all = got.out[i];
         for (int r = 0; r < N; r++) {
-            const double *b = *dp_conv_result_at(&of[r], i);
+            const double *b = of[r].out[i];
             CHECK(!a == !b, "%s: %s of rank %d", where, dp_conv_result_fields[i].name, r);
             if (a && tokens) dp_conv_place(c, N, r, b, all);
             CHECK(!a || tokens || !memcmp(a, b, bytes), "%s: %s of rank %d", where,

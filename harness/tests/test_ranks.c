@@ -57,8 +57,8 @@ static double worst_field(const dp_problem *p, dp_result *got, dp_result *want,
     for (int i = 0; i < DP_NRESULTS; i++) {
         int64_t rows, width;
         dp_result_shape(p, i, &rows, &width);
-        if (!rows || !*dp_result_at(want, i)) continue;
-        const double e = oracle_maxrel(*dp_result_at(got, i), *dp_result_at(want, i), rows * width);
+        if (!rows || !want->out[i]) continue;
+        const double e = oracle_maxrel(got->out[i], want->out[i], rows * width);
         if (e >= w) {
             w = e;
             *field = dp_result_fields[i].name;
@@ -128,7 +128,7 @@ DP_TEST(ranks, base_fp32_and_bf16_are_as_wrong_as_their_formats) {
                 int64_t rows, width;
                 dp_result_shape(&p, f, &rows, &width);
                 if (!rows) continue;
-                const double *got = *dp_result_at(&s.out, f), *exact = *dp_result_at(&want, f);
+                const double *got = s.out.out[f], *exact = want.out[f];
                 double top = 0, err = 0, norm = 0;
                 for (int64_t r = 0; r < rows; r++) {
                     double e = 0;

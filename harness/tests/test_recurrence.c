@@ -40,8 +40,8 @@ static void fill(double *x, int64_t n, double lo, double hi) {
 }
 
 static void with(dp_problem *p, int input, double lo, double hi) {
-    *dp_input_at(p, input) = dp_doubles(dp_input_count(p, input));
-    fill(*dp_input_at(p, input), dp_input_count(p, input), lo, hi);
+    p->in[input] = dp_doubles(dp_input_count(p, input));
+    fill(p->in[input], dp_input_count(p, input), lo, hi);
 }
 
 /* p->model, shapes and forms set. */
@@ -53,7 +53,7 @@ static void fill_problem(dp_problem *p, int Nseq, const int64_t *cu) {
     p->T = cu[Nseq];
     dp_problem_alloc(p);
     for (int i = 0; i < DP_NINPUTS; i++)
-        fill(*dp_input_at(p, i), dp_input_of(p, i) ? dp_input_count(p, i) : 0, -key, key);
+        fill(p->in[i], dp_input_of(p, i) ? dp_input_count(p, i) : 0, -key, key);
     fill(p->v, dp_input_count(p, DP_INPUT_V), -1, 1);
     fill(p->g, dp_input_count(p, DP_INPUT_G), p->gate ? -2 : -1, p->gate ? 1 : 0.5);
     fill(p->angle, dp_input_of(p, DP_INPUT_ANGLE) ? dp_input_count(p, DP_INPUT_ANGLE) : 0, -3, 3);
@@ -579,7 +579,7 @@ static void same_on_ranks(int seed, int N, dp_own own, int *halos) {
     dp_sim_run(&all, DP_FP64, DP_EXCHANGE_ALLGATHER, 1);
     dp_truth t = truth_at(&p, 64);
     for (int f = 0; f < DP_NRESULTS; f++) {
-        const double *a = *dp_result_at(&all.out, f), *b = *dp_result_at(&one.out, f);
+        const double *a = all.out.out[f], *b = one.out.out[f];
         const double off = b ? distance(&p, f, a, b) : 0,
                      wrong = b ? distance(&p, f, b, t.field[f].hi) : 0;
         CHECK((off < 1e-11 && wrong < 1e-9) || dp_rows_cancel(&y.rows),
@@ -625,7 +625,7 @@ DP_TEST(recurrence, signs_of_subnormal_entries_stay_under_norms_by_sizes) {
         dp_sim_run(&of[i], DP_FP32, DP_EXCHANGE_ALLGATHER, 1);
     }
     for (int f = 0; f < DP_NRESULTS; f++) {
-        const double *a = *dp_result_at(&of[0].out, f), *b = *dp_result_at(&of[1].out, f);
+        const double *a = of[0].out.out[f], *b = of[1].out.out[f];
         CHECK(!b || distance(&p, f, a, b) < 1e-5, "%s is off by %g", dp_result_fields[f].name,
               distance(&p, f, a, b));
     }

@@ -39,7 +39,7 @@ static void against_truth(const char *name, const dp_design *design, double most
     REQUIRE(!dp_truth_run(&c.p, &rq, &t, &e), "%s", e.msg);
     dp_recurrent_run(&c.p, design, 1, NULL, &r);
     for (int i = 0; i < DP_NRESULTS; i++) {
-        const double *got = *dp_result_at(&r, i);
+        const double *got = r.out[i];
         if (!got || !t.field[i].rows) continue;
         const double x = distance(&t.field[i], got);
         CHECK(x < most, "%s %s: %.3g", name, dp_result_fields[i].name, x);
@@ -158,7 +158,7 @@ static void over_bounds(const dp_truth *t, const dp_result *got, const dp_error_
                         double most[DP_NRESULTS]) {
     for (int f = 0; f < DP_NRESULTS; f++) {
         const dp_ball *want = &t->field[f];
-        const double *x = *dp_result_at((dp_result *)got, f);
+        const double *x = got->out[f];
         most[f] = -1;
         for (int64_t r = 0; x && b->row[f] && r < want->rows; r++) {
             double err = 0;

@@ -117,11 +117,11 @@ static void judge_change(const dp_case *x, const kernel *k, dp_result *right, ch
     design.undeclared = !k->declared;
     g.design = &design;
     for (int i = 0; i < DP_NRESULTS; i++) {
-        const double *from = *dp_result_at(right, i);
+        const double *from = right->out[i];
         const shape s = shape_of(&x->p, i);
         const int64_t n = s.rows * s.width;
         if (!from || !n) continue;
-        double *to = *dp_result_at(&g.r, i) = dp_doubles(n);
+        double *to = g.r.out[i] = dp_doubles(n);
         change_tensor(&s, c, from, to);
         differs[i] = c == AS_IT_IS || memcmp(to, from, sizeof *to * (size_t)n) != 0;
         store_as(k->file, to, n);
@@ -144,7 +144,7 @@ static int all_finite(const dp_problem *p, dp_result *r) {
     int finite = 1;
     for (int i = 0; i < DP_NRESULTS; i++) {
         const shape s = shape_of(p, i);
-        const double *x = *dp_result_at(r, i);
+        const double *x = r->out[i];
         for (int64_t z = 0; x && z < s.rows * s.width; z++)
             finite &= isfinite(x[z]) != 0;
     }

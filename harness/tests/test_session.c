@@ -104,7 +104,7 @@ static double *states_of(const dp_problem *p, const dp_design *design) {
             y.cu = cu;
             y.T = cu[p->Nseq];
             for (int f = 0; f <= DP_INPUT_BETA; f++)
-                *dp_input_at(&y, f) += p->cu[i] * dp_input_width(p, f);
+                y.in[f] += p->cu[i] * dp_input_width(p, f);
             dp_recurrent_run(&y, design, 0, NULL, &r);
             memcpy(all + t * n, r.final_state + i * n, sizeof *all * n);
             dp_result_free(&r);

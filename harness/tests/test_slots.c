@@ -65,7 +65,7 @@ static double *states_after(const dp_problem *p, const dp_design *design) {
             y.Nseq = 1;
             y.s0 += i * state_of(p);
             for (int f = 0; f <= DP_INPUT_BETA; f++)
-                *dp_input_at(&y, f) += p->cu[i] * dp_input_width(p, f);
+                y.in[f] += p->cu[i] * dp_input_width(p, f);
             dp_recurrent_run(&y, design, 0, NULL, &r);
             memcpy(all + t * state_of(p), r.final_state, sizeof *all * (size_t)state_of(p));
             dp_result_free(&r);

@@ -26,7 +26,7 @@ static dp_status one_step(void *who, const dp_problem *call, const dp_state_pool
     dp_problem y = *call;
     dp_sim s;
     for (int i = 0; i < DP_NQKV; i++) {
-        double **const q = dp_qkv_at(&y, i);
+        double **const q = &y.in[dp_qkv_input(i)];
         if (!x->conv[i]) continue;
         dp_conv_states_run(x->conv[i], x->base, *q, call->cu, before->of[i], &out->y[i],
                            &out->conv.of[i]);
@@ -58,7 +58,7 @@ static void check_bits(const dp_case *c, dp_base base, const char *text) {
     for (int i = 0; i < DP_NQKV; i++)
         if (c->step.on[i]) {
             front.conv[i] = x.conv[i] = &c->step.conv[i];
-            *dp_qkv_at(&p, i) = c->step.conv[i].x;
+            p.in[dp_qkv_input(i)] = c->step.conv[i].x;
         }
     const dp_caller by = {.who = &x, .front = &front, .run_step = one_step};
     REQUIRE(!dp_calls_run(&p, &c->session, DP_FAULT_NONE, &by, &got, NULL, NULL), "calls");

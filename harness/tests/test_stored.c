@@ -196,7 +196,7 @@ static void within_bounds(const char *kept, const char *words, const char *op) {
     double most = 0;
     for (int i = 0; i < 2; i++) {
         const dp_ball *want = &t.field[FIELD[i]];
-        const double *got = *dp_result_at(dp_drawn_results(&x), FIELD[i]);
+        const double *got = dp_drawn_results(&x)->out[FIELD[i]];
         for (int64_t r = 0; r < want->rows; r++) {
             double off = 0, size = 0;
             for (int64_t z = r * want->width; z < (r + 1) * want->width; z++) {

@@ -88,7 +88,7 @@ dp_problem dp_nearby_problem(const dp_problem *p, const dp_mover *m) {
         const dp_format f = dp_input_fields[i].parameter             ? wide
                             : i == DP_INPUT_G || i == DP_INPUT_ANGLE ? m->summed
                                                                      : m->dtype;
-        *dp_input_at(&y, i) = moved(m, dp_input_of(p, i), dp_input_count(p, i), f, STREAM[i]);
+        y.in[i] = moved(m, dp_input_of(p, i), dp_input_count(p, i), f, STREAM[i]);
     }
     for (int64_t i = 0;
          p->beta && p->beta_form == DP_BETA_PLAIN && i < dp_input_count(p, DP_INPUT_BETA); i++)
@@ -147,7 +147,7 @@ static dp_problem sub_sequence(const work *w, int i, int64_t *cu) {
     dp_problem q = *w->p;
     for (int k = 0; k < DP_NINPUTS; k++)
         if (dp_input_of(w->p, k) && dp_input_fields[k].kind == DP_OF_TOKENS)
-            *dp_input_at(&q, k) += from * dp_input_width(w->p, k);
+            q.in[k] += from * dp_input_width(w->p, k);
     q.s0 = q.dstate = NULL;
     q.own = (dp_owners){0};
     q.T = cu[1] = to - from;
@@ -946,8 +946,8 @@ static void add_stages(const drawn_pair *a) {
 static void add_drawn(const drawn_pair *a) {
     for (int i = 0; i < DP_NRESULTS; i++)
         if (a->x->field[i].err2 && a->pass[dp_result_fields[i].backward])
-            add(a, &a->l->field[i], *dp_result_at(dp_drawn_results(a->one), i),
-                *dp_result_at(dp_drawn_results(&a->ref->one), i), &a->x->field[i]);
+            add(a, &a->l->field[i], dp_drawn_results(a->one)->out[i],
+                dp_drawn_results(&a->ref->one)->out[i], &a->x->field[i]);
     for (int i = 0; i < DP_RANK_TENSORS; i++)
         if (a->x->rank[i].err2 && a->pass[i >= DP_RANK_DS_OUT]) add_ranks(a, i);
     for (int i = 0; i < 3; i++)

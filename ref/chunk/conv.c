@@ -18,8 +18,8 @@
 
 /* ---- its tensors ----------------------------------------------------------------------------- */
 
-#define INPUT(FIELD, ROLE) .name = #FIELD, .offset = offsetof(dp_conv, FIELD), .role = ROLE
-#define RESULT(FIELD) .name = #FIELD, .offset = offsetof(dp_conv_result, FIELD)
+#define INPUT(FIELD, ROLE) .name = #FIELD, .role = ROLE
+#define RESULT(FIELD) .name = #FIELD
 #define TOKENS .kind = DP_OF_TOKENS, .axis = {DP_AXIS_T, DP_AXIS_D}
 #define TAPS .kind = DP_OF_HEADS, .axis = {DP_AXIS_D, DP_AXIS_W}
 #define CHANNELS .kind = DP_OF_HEADS, .axis = {DP_AXIS_D}
@@ -119,8 +119,8 @@ typedef struct {
 
 void dp_conv_free(dp_conv *c) {
     for (int i = 0; i < DP_CONV_NINPUTS; i++) {
-        free(*dp_conv_input_at(c, i));
-        *dp_conv_input_at(c, i) = NULL;
+        free(c->in[i]);
+        c->in[i] = NULL;
     }
     free(c->cu);
     c->cu = NULL;
@@ -139,13 +139,13 @@ void dp_conv_result_alloc(dp_conv_result *r, const dp_conv *c) {
         int64_t rows;
         int width;
         dp_conv_result_shape(c, i, &rows, &width);
-        if (dp_conv_result_exists(c, i)) *dp_conv_result_at(r, i) = nans(rows * width);
+        if (dp_conv_result_exists(c, i)) r->out[i] = nans(rows * width);
     }
 }
 
 void dp_conv_result_free(dp_conv_result *r) {
     for (int i = 0; i < DP_CONV_NRESULTS; i++)
-        free(*dp_conv_result_at(r, i));
+        free(r->out[i]);
     memset(r, 0, sizeof *r);
 }
 

@@ -13,36 +13,36 @@
 extern "C" {
 #endif
 
+typedef enum { DP_CONV_X, DP_CONV_WEIGHT, DP_CONV_BIAS, DP_CONV_DY, DP_CONV_NINPUTS } dp_conv_input;
+typedef enum { DP_CONV_Y, DP_CONV_DX, DP_CONV_DW, DP_CONV_DBIAS, DP_CONV_NRESULTS } dp_conv_output;
 typedef struct {
     int64_t T;
     int D, W, Nseq, silu;
     int64_t *cu;
-    double *x, *w, *bias, *dy; /* dy NULL: forward only */
-    dp_owners own;             /* as of a problem */
+    union { /* NULL: the convolution has none; dy NULL: forward only */
+        double *in[DP_CONV_NINPUTS];
+        struct {
+            double *x, *w, *bias, *dy;
+        };
+    };
+    dp_owners own; /* as of a problem */
 } dp_conv;
 /* Shapes of x, x, w, bias. dx, dw: NULL without dy; dbias: NULL without dy or bias. Below, the
  * caller allocates every result. */
-typedef struct {
-    double *y, *dx, *dw, *dbias;
+typedef union {
+    double *out[DP_CONV_NRESULTS];
+    struct {
+        double *y, *dx, *dw, *dbias;
+    };
 } dp_conv_result;
 
 /* The rows of the table of tensors (ref/vocabulary/tensors.h) for them. */
-typedef enum { DP_CONV_X, DP_CONV_WEIGHT, DP_CONV_BIAS, DP_CONV_DY, DP_CONV_NINPUTS } dp_conv_input;
-typedef enum { DP_CONV_Y, DP_CONV_DX, DP_CONV_DW, DP_CONV_DBIAS, DP_CONV_NRESULTS } dp_conv_output;
 extern const dp_tensor_field dp_conv_input_fields[DP_CONV_NINPUTS];
 extern const dp_tensor_field dp_conv_result_fields[DP_CONV_NRESULTS];
 /* Lengths of its axes T, Nseq, D and W; all others are 0. */
 dp_dims dp_conv_dims(const dp_conv *c);
 /* Entries of row f of the tables of inputs and results, on L tokens. */
 int64_t dp_conv_count(const dp_conv *c, const dp_tensor_field *f, int64_t L);
-/* Where the input lies; NULL there: the convolution has none. */
-static inline double **dp_conv_input_at(dp_conv *c, int input) {
-    return (double **)((char *)c + dp_conv_input_fields[input].offset);
-}
-/* Where the result lies; NULL there: it was not computed. */
-static inline double **dp_conv_result_at(dp_conv_result *r, int result) {
-    return (double **)((char *)r + dp_conv_result_fields[result].offset);
-}
 /* Is it there: gradients with dy, that of the bias with a bias? Rows (tokens, channels) and
  * entries in one. */
 int dp_conv_result_exists(const dp_conv *c, int result);

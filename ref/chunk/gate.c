@@ -112,7 +112,7 @@ void dp_writes_new(const dp_problem *p, double **erasing, double **values) {
 
 void dp_units_free(dp_units *u) {
     for (int i = 0; i < DP_NINPUTS; i++) {
-        if (u->rstd[i]) free(*dp_input_at(&u->p, i));
+        if (u->rstd[i]) free(u->p.in[i]);
         free(u->rstd[i]);
         u->rstd[i] = NULL;
     }

@@ -352,7 +352,7 @@ static void fill_numbers_of_rows(dp_problem *p, const dp_inputs_spec *s) {
 
 /* A value beside v: as v where it stands alone, else a number as beta. */
 static void fill_value_of_rows(dp_problem *p, const dp_inputs_spec *s, int input, enum stream st) {
-    double *x = *dp_input_at(p, input);
+    double *x = p->in[input];
     const int64_t n = p->T * p->HV * p->V;
     if (!x) return;
     if (dp_is_whole_value(dp_recurrence_of(p), input))
@@ -368,7 +368,7 @@ static void fill_own_rows(dp_problem *p, const dp_inputs_spec *s) {
     const dp_key_roles roles = dp_key_roles_of(a);
     const int64_t rows = p->T * p->HV, n = rows * p->K;
     for (int i = 0; i < DP_KEYS_MOST; i++) {
-        double *x = *dp_input_at(p, dp_row_keys[i]);
+        double *x = p->in[dp_row_keys[i]];
         const double *like = dp_input_of(p, dp_row_keys[roles.like[i]]);
         dp_rng r;
         dp_rng_seed(&r, s->seed, ST_OWN + (uint64_t)i);
@@ -391,7 +391,7 @@ static void fill_own_rows(dp_problem *p, const dp_inputs_spec *s) {
         }
     }
     for (int i = 0; i < DP_KEYS_MOST; i++) {
-        double *x = *dp_input_at(p, dp_row_keys[i]);
+        double *x = p->in[dp_row_keys[i]];
         for (int64_t j = 0; j < n && x; j++)
             x[j] = dp_store(s->dtype, roles.sign[i] * x[j]);
     }

@@ -169,7 +169,7 @@ static void fill_row_keys(dp_problem *p, dp_rng *r, int64_t at, int a) {
     const dp_key_roles y = dp_key_roles_of(dp_recurrence_of(p));
     const double s = dp_exact_sign(r), on = dp_exact_draw(r, 8) > 0;
     for (int i = 0; i < DP_KEYS_MOST; i++) {
-        double *to = *dp_input_at(p, dp_row_keys[i]);
+        double *to = p->in[dp_row_keys[i]];
         for (int x = 0; to && x < p->K; x++)
             to[at * p->K + x] = y.vector[i] ? s * y.sign[i] * dp_exact_basis(p->K, a, x)
                                 : x == a || dp_exact_rotated(p->K, a) ? on
@@ -183,7 +183,7 @@ static void fill_row_keys(dp_problem *p, dp_rng *r, int64_t at, int a) {
 
 static void fill_row_values(dp_problem *p, dp_rng *r, int64_t at, int64_t t, double unit) {
     for (int i = 0; i < DP_VALUES_MOST; i++) {
-        double *to = *dp_input_at(p, dp_row_values[i]);
+        double *to = p->in[dp_row_values[i]];
         const int whole = dp_is_whole_value(dp_recurrence_of(p), dp_row_values[i]) || !i;
         for (int c = 0; to && c < p->V; c++)
             to[at * p->V + c] = dp_exact_sign(r) * (whole ? unit * (1 + (t >> c % 8 & 1)) : 1);
@@ -195,7 +195,7 @@ static void fill_rows(const dp_problem *p, const dp_inputs_spec *s, dp_exact x, 
     dp_problem here = *p;
     dp_rng r;
     for (int i = 0; i < DP_NINPUTS && p->memory; i++)
-        if (dp_input_of(p, i)) *dp_input_at(&here, i) = dp_doubles(dp_input_count(p, i));
+        if (dp_input_of(p, i)) here.in[i] = dp_doubles(dp_input_count(p, i));
     x.q = here.q;
     x.k = here.k;
     dp_rng_seed(&r, s->seed, ST_EXACT);
@@ -212,8 +212,8 @@ static void fill_rows(const dp_problem *p, const dp_inputs_spec *s, dp_exact x, 
         }
     }
     for (int i = 0; i < DP_NINPUTS && p->memory; i++) {
-        DP_OWN double *host = *dp_input_at(&here, i);
-        if (host) p->memory->put(*dp_input_at((dp_problem *)p, i), host, dp_input_count(p, i));
+        DP_OWN double *host = here.in[i];
+        if (host) p->memory->put(p->in[i], host, dp_input_count(p, i));
     }
 }
 

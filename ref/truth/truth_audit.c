@@ -66,14 +66,14 @@ static void column_problem(audit *u) {
         const double *x = dp_input_of(p, i);
         const int64_t heads = dp_input_heads(p, i), head = heads == p->H ? hv / dp_G(p) : hv,
                       width = dp_input_width(p, i), each = width / heads;
-        *dp_input_at(&u->y, i) =
-            (i == DP_INPUT_DO || i == DP_INPUT_DSTATE) && !u->t->backward ? NULL
-            : i == DP_INPUT_DSTATE && !whole                              ? NULL
-            : i == DP_INPUT_S0 || i == DP_INPUT_DSTATE ? slice(x, row * K * V + u->col, K, V, 1)
-            : dp_input_fields[i].kind == DP_OF_HEADS   ? slice(x, hv * each, 1, each, each)
-            : dp_is_value(i) || i == DP_INPUT_DO
-                ? column(x, t0, n, width / V, hv * each / V, each / V, V, u->col)
-                : slice(x, t0 * width + head * each, n, width, each);
+        u->y.in[i] = (i == DP_INPUT_DO || i == DP_INPUT_DSTATE) && !u->t->backward ? NULL
+                     : i == DP_INPUT_DSTATE && !whole                              ? NULL
+                     : i == DP_INPUT_S0 || i == DP_INPUT_DSTATE
+                         ? slice(x, row * K * V + u->col, K, V, 1)
+                     : dp_input_fields[i].kind == DP_OF_HEADS ? slice(x, hv * each, 1, each, each)
+                     : dp_is_value(i) || i == DP_INPUT_DO
+                         ? column(x, t0, n, width / V, hv * each / V, each / V, V, u->col)
+                         : slice(x, t0 * width + head * each, n, width, each);
     }
 }
 

@@ -158,7 +158,7 @@ DP_NOT_SO("-Wanalyzer-malloc-leak") /* arrays lie in the problem */
 void dp_problem_alloc(dp_problem *p) {
     for (int i = 0; i < DP_NINPUTS; i++)
         if (dp_input_fields[i].role == DP_ROLE_REQUIRED && dp_input_belongs(p, i))
-            *dp_input_at(p, i) = dp_doubles_of(p, dp_input_count(p, i));
+            p->in[i] = dp_doubles_of(p, dp_input_count(p, i));
     if (!p->cu) {
         p->Nseq = 1;
         p->cu = dp_calloc(2, sizeof *p->cu);
@@ -176,8 +176,8 @@ int64_t dp_token_after(const dp_problem *p, int64_t t) {
 
 void dp_problem_free(dp_problem *p) {
     for (int i = 0; i < DP_NINPUTS; i++) {
-        dp_free_of(p, *dp_input_at(p, i));
-        *dp_input_at(p, i) = NULL;
+        dp_free_of(p, p->in[i]);
+        p->in[i] = NULL;
     }
     free(p->cu);
     p->cu = NULL;

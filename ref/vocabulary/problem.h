@@ -151,6 +151,7 @@ typedef struct {
 extern dp_model_info dp_models[DP_NMODELS + 1];
 
 #define DP_ARRAY(ID, FIELD, ...) double *FIELD;
+#define DP_ARRAY_OF_ROW(ID, FIELD, ...) double *d##FIELD;
 struct dp_problem {
     dp_model model;
     const dp_model_info *user; /* of DP_USER, a case's; NULL: dp_models has it */
@@ -169,14 +170,16 @@ struct dp_problem {
     int pairs;          /* pairs of channels that angle rotates; 0: K / 2 */
     int lag; /* n: only every n-th token writes, so that the previous token is n back; 0: one
                 * (harness/run/judge.c) */
-    double *q, *k, *v, *g;
-    double *beta; /* DP_BY_BETA, else NULL */
-    /* erase, write: DP_BY_GATES, lr_a, lr_b: DP_BY_FACTORS; any of these: DP_BY_ROWS; else NULL */
-    DP_ALL_ROW_INPUTS(DP_ARRAY)
-    double *A_log, *dt_bias; /* NULL: A_log = 0, dt_bias = 0 and no gradient for them */
-    double *s0;              /* NULL: zeros */
-    double *dout;            /* do [T][HV][V]; NULL: forward only */
-    double *dstate;          /* gradient of final_state [Nseq][HV][K][V]; NULL: zeros */
+    /* Inputs by id, and by name. NULL: the recurrence has none (beta of DP_BY_BETA; erase, write of
+     * DP_BY_GATES; lr_a, lr_b of DP_BY_FACTORS; any row input of DP_BY_ROWS); A_log and dt_bias of
+     * 0 without gradients; zeros (s0, dstate); forward only (dout, do [T][HV][V]). dstate is the
+     * gradient of final_state [Nseq][HV][K][V]. */
+    union {
+        double *in[DP_NINPUTS];
+        struct {
+            DP_INPUTS(DP_ARRAY)
+        };
+    };
     /* bound of the error of each row (last axis) of q, k and v, relative to its 2-norm; 0: they are
      * exact */
     double input_error;
@@ -187,7 +190,6 @@ struct dp_problem {
     const unsigned char *halo; /* [T] 1: of a token before the call, which neither decays nor
                                 * writes; NULL: of none. Only ref/chunk/gate.h knows it */
 };
-#undef DP_ARRAY
 
 #define DP_L2_EPS 1e-6
 
@@ -248,14 +250,19 @@ dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e);
 
 /* Results of one run. Arrays that were not computed are NULL. Gradients are of the raw inputs: q
  * and k before their norm, the raw gate, the raw beta. The gradient of the initial state is ds0. */
-#define DP_ARRAY(ID, FIELD, ...) double *d##FIELD;
 struct dp_result {
-    double *o, *final_state;
-    double *dq, *dk, *dv, *dg, *dbeta, *dA_log, *ddt_bias, *ds0;
-    DP_ALL_ROW_INPUTS(DP_ARRAY)
+    union {
+        double *out[DP_NRESULTS];
+        struct {
+            DP_RESULTS(DP_ARRAY, DP_ARRAY_OF_ROW)
+        };
+    };
     const dp_memory *memory; /* that of its problem */
 };
 #undef DP_ARRAY
+#undef DP_ARRAY_OF_ROW
+/* The input's array; NULL: the problem has none. */
+static inline const double *dp_input_of(const dp_problem *p, int input) { return p->in[input]; }
 /* NaN-filled, so that unwritten entries show */
 void dp_result_alloc(dp_result *r, const dp_problem *p, int backward);
 void dp_result_free(dp_result *r);

@@ -53,17 +53,16 @@ void dp_axes_text(const dp_axis axis[DP_MAX_AXES], char *out, size_t size) {
 #define ROW_ANGLE TOKENS(DP_AXIS_HV, DP_AXIS_P)
 #define OUTPUT TOKENS(DP_AXIS_HV, DP_AXIS_V)
 
-#define INPUT(NAME, FIELD, ROLE) \
-    .name = NAME, .offset = offsetof(dp_problem, FIELD), .role = ROLE, .said = ROLE
-#define REQUIRED(FIELD) INPUT(#FIELD, FIELD, DP_ROLE_REQUIRED)
-#define PARAMETER(FIELD) INPUT(#FIELD, FIELD, DP_ROLE_GATE), .parameter = 1
+#define INPUT(NAME, ROLE) .name = NAME, .role = ROLE, .said = ROLE
+#define REQUIRED(FIELD) INPUT(#FIELD, DP_ROLE_REQUIRED)
+#define PARAMETER(FIELD) INPUT(#FIELD, DP_ROLE_GATE), .parameter = 1
 #define IN_ROWS(ID, FIELD, ALIAS, ...) \
     [DP_INPUT_##ID] = {REQUIRED(FIELD), .alias = sizeof ALIAS > 1 ? ALIAS : NULL, __VA_ARGS__},
 #define KEY_IN(...) IN_ROWS(__VA_ARGS__, ROW_KEY)
 #define VALUE_IN(...) IN_ROWS(__VA_ARGS__, ROW_VALUE)
 #define NUMBER_IN(...) IN_ROWS(__VA_ARGS__, BETA)
 #define ANGLE_IN(...) IN_ROWS(__VA_ARGS__, ROW_ANGLE)
-#define INCOMING(NAME, FIELD) INPUT(NAME, FIELD, DP_ROLE_INCOMING), .backward = 1
+#define INCOMING(NAME) INPUT(NAME, DP_ROLE_INCOMING), .backward = 1
 
 dp_tensor_field dp_input_fields[DP_NINPUTS] = {
     [DP_INPUT_Q] = {REQUIRED(q), QUERY},
@@ -73,14 +72,13 @@ dp_tensor_field dp_input_fields[DP_NINPUTS] = {
     [DP_INPUT_BETA] = {REQUIRED(beta), BETA},
     [DP_INPUT_A_LOG] = {PARAMETER(A_log), HEADS(DP_AXIS_NONE)},
     [DP_INPUT_DT_BIAS] = {PARAMETER(dt_bias), HEADS(DP_AXIS_KG)},
-    [DP_INPUT_S0] = {INPUT("s0", s0, DP_ROLE_STATE), STATES, .parameter = 1,
-                     .alias = "initial_state", .inner = "h0"},
-    [DP_INPUT_DO] = {INCOMING("do", dout), OUTPUT},
-    [DP_INPUT_DSTATE] = {INCOMING("dstate", dstate), STATES, .parameter = 1, .alias = "dht"},
+    [DP_INPUT_S0] = {INPUT("s0", DP_ROLE_STATE), STATES, .parameter = 1, .alias = "initial_state",
+                     .inner = "h0"},
+    [DP_INPUT_DO] = {INCOMING("do"), OUTPUT},
+    [DP_INPUT_DSTATE] = {INCOMING("dstate"), STATES, .parameter = 1, .alias = "dht"},
     DP_ROW_INPUTS(KEY_IN, VALUE_IN, NUMBER_IN, ANGLE_IN)};
 
-#define RESULT(FIELD, ROLE) \
-    .name = #FIELD, .offset = offsetof(dp_result, FIELD), .role = ROLE, .said = ROLE
+#define RESULT(FIELD, ROLE) .name = #FIELD, .role = ROLE, .said = ROLE
 #define MADE(FIELD) RESULT(FIELD, DP_ROLE_OUTPUT)
 #define GRADIENT(FIELD, OF) RESULT(FIELD, DP_ROLE_GRADIENT), .backward = 1, .of = DP_INPUT_##OF
 #define SHORT .stored_short = 1
@@ -165,7 +163,7 @@ int dp_input_heads(const dp_problem *p, int input) { return heads_of(&dp_input_f
 void dp_inputs_copy(dp_problem *to, const dp_problem *p,
                     double *(*copy)(const double *x, int64_t n)) {
     for (int i = 0; i < DP_NINPUTS; i++)
-        *dp_input_at(to, i) = copy(dp_input_of(p, i), dp_input_count(p, i));
+        to->in[i] = copy(dp_input_of(p, i), dp_input_count(p, i));
 }
 
 int64_t *dp_cu_copy(const dp_problem *p) {
@@ -236,7 +234,7 @@ void dp_result_alloc(dp_result *r, const dp_problem *p, int backward) {
     for (int i = 0; i < DP_NRESULTS; i++) {
         const int64_t n = dp_result_count(p, i);
         if (!dp_result_exists(p, i) || (dp_result_fields[i].backward && !backward)) continue;
-        double *x = *dp_result_at(r, i) = p->memory ? p->memory->make(n, NAN) : dp_doubles(n);
+        double *x = r->out[i] = p->memory ? p->memory->make(n, NAN) : dp_doubles(n);
 #pragma omp parallel for if (n > 1 << 22)
         for (int64_t j = 0; j < (p->memory ? 0 : n); j++)
             x[j] = NAN;
@@ -246,9 +244,9 @@ void dp_result_alloc(dp_result *r, const dp_problem *p, int backward) {
 void dp_result_free(dp_result *r) {
     for (int i = 0; i < DP_NRESULTS; i++) {
         if (r->memory)
-            r->memory->free(*dp_result_at(r, i));
+            r->memory->free(r->out[i]);
         else
-            free(*dp_result_at(r, i));
-        *dp_result_at(r, i) = NULL;
+            free(r->out[i]);
+        r->out[i] = NULL;
     }
 }

@@ -78,44 +78,32 @@ typedef enum { DP_OF_TOKENS, DP_OF_SEQUENCES, DP_OF_HEADS } dp_row_kind;
 #define DP_ROW_VALUES(X) DP_ROW_INPUTS(DP_NO_ROW, X, DP_NO_ROW, DP_NO_ROW)
 #define DP_NO_ROW(...)
 
+/* All inputs, id and array. */
+#define DP_INPUTS(X)                                                                    \
+    X(Q, q)                                                                             \
+    X(K, k) X(V, v) X(G, g) X(BETA, beta) X(A_LOG, A_log) X(DT_BIAS, dt_bias) X(S0, s0) \
+        X(DO, dout) X(DSTATE, dstate) DP_ALL_ROW_INPUTS(X)
+/* All results. A macro of its own makes the gradients of row inputs. */
+#define DP_RESULTS(X, OF_ROW)                                                           \
+    X(O, o)                                                                             \
+    X(FINAL_STATE, final_state) X(DQ, dq) X(DK, dk) X(DV, dv) X(DG, dg) X(DBETA, dbeta) \
+        X(DA_LOG, dA_log) X(DDT_BIAS, ddt_bias) X(DS0, ds0) DP_ALL_ROW_INPUTS(OF_ROW)
+
 #define DP_ID(ID, ...) DP_INPUT_##ID,
-typedef enum {
-    DP_INPUT_Q,
-    DP_INPUT_K,
-    DP_INPUT_V,
-    DP_INPUT_G,
-    DP_INPUT_BETA,
-    DP_INPUT_A_LOG,
-    DP_INPUT_DT_BIAS,
-    DP_INPUT_S0,
-    DP_INPUT_DO,
-    DP_INPUT_DSTATE,
-    DP_ALL_ROW_INPUTS(DP_ID) DP_NINPUTS
-} dp_input_id;
+typedef enum { DP_INPUTS(DP_ID) DP_NINPUTS } dp_input_id;
 #undef DP_ID
 
-#define DP_ID(ID, ...) DP_RESULT_D##ID,
-typedef enum {
-    DP_RESULT_O,
-    DP_RESULT_FINAL_STATE,
-    DP_RESULT_DQ,
-    DP_RESULT_DK,
-    DP_RESULT_DV,
-    DP_RESULT_DG,
-    DP_RESULT_DBETA,
-    DP_RESULT_DA_LOG,
-    DP_RESULT_DDT_BIAS,
-    DP_RESULT_DS0,
-    DP_ALL_ROW_INPUTS(DP_ID) DP_NRESULTS
-} dp_result_id;
+#define DP_ID(ID, ...) DP_RESULT_##ID,
+#define DP_ID_OF_ROW(ID, ...) DP_RESULT_D##ID,
+typedef enum { DP_RESULTS(DP_ID, DP_ID_OF_ROW) DP_NRESULTS } dp_result_id;
 #undef DP_ID
+#undef DP_ID_OF_ROW
 
 typedef struct {
     const char *name, *alias; /* FLA's own name where it is another; NULL: the same */
     const char *inner;        /* its name inside FLA's functions, which judge takes, too; or NULL */
     dp_role role;             /* in a problem */
-    dp_role said;  /* of its name in a formula: another where o reads along values (recurrence.h) */
-    size_t offset; /* of its array in dp_problem or dp_result */
+    dp_role said; /* of its name in a formula: another where o reads along values (recurrence.h) */
     dp_row_kind kind;
     dp_axis axis[DP_MAX_AXES]; /* slowest first, DP_AXIS_NONE after the last */
     int backward;              /* 1: only where there are gradients */
@@ -136,14 +124,6 @@ int dp_field_axes(const dp_tensor_field *f, const dp_dims *d, int64_t shape[DP_M
 
 /* ---- inputs ---------------------------------------------------------------------------------- */
 
-/* Where the input lies in p; NULL there: it has none. */
-static inline double **dp_input_at(dp_problem *p, int input) {
-    return (double **)((char *)p + dp_input_fields[input].offset);
-}
-/* The input's array; NULL: the problem has none. */
-static inline const double *dp_input_of(const dp_problem *p, int input) {
-    return *dp_input_at((dp_problem *)p, input);
-}
 int dp_input_find(const char *name); /* name or alias; -1 */
 /* Has the recurrence of p such an input (whether or not p has it)? */
 int dp_input_belongs(const dp_problem *p, int input);
@@ -159,10 +139,6 @@ int64_t *dp_cu_copy(const dp_problem *p);
 
 /* ---- results --------------------------------------------------------------------------------- */
 
-/* Where the result lies in r; NULL there: it was not computed. */
-static inline double **dp_result_at(dp_result *r, int field) {
-    return (double **)((char *)r + dp_result_fields[field].offset);
-}
 /* -1: no result has that name or alias. */
 int dp_result_find(const char *name);
 /* The gradient of an input; -1: it has none. */
@@ -189,8 +165,6 @@ static inline dp_result_id dp_qkv_gradient(int i) { return (dp_result_id)(DP_RES
 static inline dp_input_id dp_qkv_input(int i) { return (dp_input_id)(DP_INPUT_Q + i); }
 /* Its name among the inputs. */
 static inline const char *dp_qkv_name(int i) { return dp_input_fields[dp_qkv_input(i)].name; }
-/* Where its array lies in p. */
-static inline double **dp_qkv_at(dp_problem *p, int i) { return dp_input_at(p, dp_qkv_input(i)); }
 /* Heads of one row of it, for one key a token. */
 int dp_qkv_heads(const dp_problem *p, int i);
 int dp_qkv_width(const dp_problem *p, int i);
