@@ -3,6 +3,7 @@ and backward, right and wrong. No code is shared with the program."""
 
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -199,9 +200,13 @@ def test_ranks_pass_and_a_wrong_merge_is_found() -> None:
     assert wrong.returncode == 1 and "WRONG STAGE: merge_fwd" in wrong.stdout
 
 
-@pytest.mark.parametrize("said", ["run session-decode", "check dplr-weak --forward"])
-def test_calls_without_gradients_are_refused(said: str) -> None:
-    line = [program(), *said.split(), "--recurrence", "oja"]
+@pytest.mark.parametrize("said", ["run {session}", "check dplr-weak --forward"])
+def test_calls_without_gradients_are_refused(said: str, tmp_path: Path) -> None:
+    text = "reason = here\nsource = own\nop = gdn\nT = 140\nH = 2\nHV = 2\nK = 32\nV = 32\n"
+    text += "session = 96,24x1,4,1\nbase = fp32\n"
+    session = tmp_path / "session.case"
+    session.write_text(text, encoding="utf-8")
+    line = [program(), *said.format(session=session).split(), "--recurrence", "oja"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "o of oja reads along values, which needs gradients" in done.stderr

@@ -170,10 +170,11 @@ struct dp_problem {
     int pairs;          /* pairs of channels that angle rotates; 0: K / 2 */
     int lag; /* n: only every n-th token writes, so that the previous token is n back; 0: one
                 * (harness/run/judge.c) */
-    /* Inputs by id, and by name. NULL: the recurrence has none. Those of DP_BY_BETA have beta, of
-     * DP_BY_GATES erase and write, of DP_BY_FACTORS lr_a and lr_b, of DP_BY_ROWS any of their rows.
-     * Without A_log and dt_bias these are 0 and have no gradient, without s0 and dstate (that of
-     * final_state) there are zeros. Without dout, do [T][HV][V], there is a forward only. */
+    /* Inputs by id, and by name. NULL: the recurrence has none. beta belongs to DP_BY_BETA, erase
+     * and write to DP_BY_GATES, lr_a and lr_b to DP_BY_FACTORS, any row input to DP_BY_ROWS.
+     * Without A_log and dt_bias these are 0 and have no gradient. Without s0 and dstate, the
+     * gradient of final_state, there are zeros. Without dout, do [T][HV][V], there is a forward
+     * only. */
     union {
         double *in[DP_NINPUTS];
         struct {
