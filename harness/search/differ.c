@@ -195,10 +195,8 @@ static void add_stage(const work *w, int stage) {
 /* Why there is no bound of the subject; "": there is. */
 static void find_why(const work *w, int k, char *why, size_t size) {
     const dp_check_subject *s = &w->s[k];
-    dp_design d;
     *why = 0;
-    if (s->library && s->library->design &&
-        !dp_design_parse(s->library->design, s->run.base, &d, NULL) && d.drop)
+    if (dp_check_drops(s))
         snprintf(why, size, "what it drops is in no bound of two kernels");
     else
         dp_check_bounds_there(s, w->p, why, size);

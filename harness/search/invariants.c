@@ -446,10 +446,18 @@ static double check_largest(const dp_check_work *w) {
     return most;
 }
 
-dp_design dp_check_design(const dp_check_subject *s, const dp_problem *p) {
+/* The design that the library claims, else the plain one of its base. */
+static dp_design claimed(const dp_check_subject *s) {
     dp_design d = dp_design_of(s->run.base);
     if (s->library && s->library->design)
         dp_design_parse(s->library->design, s->run.base, &d, NULL);
+    return d;
+}
+
+int dp_check_drops(const dp_check_subject *s) { return claimed(s).drop > 0; }
+
+dp_design dp_check_design(const dp_check_subject *s, const dp_problem *p) {
+    dp_design d = claimed(s);
     const dp_sending asked = {.exchange = s->run.merge, .payload = s->run.payload};
     if (!s->library && dp_backends[s->backend].simulated)
         d.sending = dp_sending_of(s->run.merge, s->run.payload, DP_SENDERS);

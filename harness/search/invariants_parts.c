@@ -35,10 +35,16 @@ static int not_sums(DP_UNUSED const void *ctx, int f, DP_UNUSED int64_t token, D
     return dp_result_fields[f].kind != DP_OF_HEADS;
 }
 
+/* At most so many tokens of a sequence, with its states, as a problem of their own. */
+static dp_problem first_tokens(const dp_problem *p, int seq, int64_t most, int backward) {
+    const int64_t a = p->cu[seq], b = p->cu[seq + 1], state = (int64_t)seq * p->HV * p->K * p->V;
+    return dp_check_slice(p, a, b - a < most ? b : a + most, p->s0 ? p->s0 + state : NULL,
+                          p->dstate ? p->dstate + state : NULL, backward);
+}
+
 dp_status dp_check_packed(dp_check_work *w) {
     DP_FREED(dp_problem_free) dp_problem all = packed_of(w->p, w->backward);
     DP_FREED(dp_check_outcome_free) dp_check_outcome whole;
-    const int64_t n = (int64_t)all.HV * all.K * all.V;
     dp_check_work v = *w;
     int elsewhere = 0;
     v.p = &all;
@@ -46,9 +52,7 @@ dp_status dp_check_packed(dp_check_work *w) {
     dp_status st = dp_check_run_problem(w->s, &all, 1, w->backward, &whole, w->e);
     for (int i = 0; i < all.Nseq && !st && w->c->verdict == DP_PASS; i++) {
         if (all.cu[i + 1] == all.cu[i]) continue;
-        dp_problem one =
-            dp_check_slice(&all, all.cu[i], all.cu[i + 1], all.s0 ? all.s0 + i * n : NULL,
-                           all.dstate ? all.dstate + i * n : NULL, w->backward);
+        dp_problem one = first_tokens(&all, i, all.T, w->backward);
         dp_check_outcome o;
         st = dp_check_run_problem(w->s, &one, 1, w->backward, &o, w->e);
         if (!st && dp_check_cut(&o, &whole))
@@ -522,28 +526,16 @@ dp_status dp_check_ranks_bound(dp_check_work *w) {
 
 enum { REFERENCE_TOKENS = 128 };
 
-/* The first tokens of the longest sequence. */
-static dp_problem first_tokens(const dp_problem *p, int backward) {
-    const int64_t n = (int64_t)p->HV * p->K * p->V;
+static int longest_of(const dp_problem *p) {
     int i = 0;
     for (int s = 1; s < p->Nseq; s++)
         if (p->cu[s + 1] - p->cu[s] > p->cu[i + 1] - p->cu[i]) i = s;
-    const int64_t a = p->cu[i], most = a + REFERENCE_TOKENS,
-                  b = p->cu[i + 1] < most ? p->cu[i + 1] : most;
-    return dp_check_slice(p, a, b, p->s0 ? p->s0 + i * n : NULL,
-                          p->dstate ? p->dstate + i * n : NULL, backward);
-}
-
-/* Does the library's claim leave out states that have decayed? */
-static int drops(const dp_check_subject *s) {
-    dp_design d = {.drop = 0};
-    if (s->library && s->library->design)
-        dp_design_parse(s->library->design, s->run.base, &d, NULL);
-    return d.drop > 0;
+    return i;
 }
 
 dp_status dp_check_reference(dp_check_work *w) {
-    DP_FREED(dp_problem_free) dp_problem p = first_tokens(w->p, w->backward);
+    DP_FREED(dp_problem_free)
+    dp_problem p = first_tokens(w->p, longest_of(w->p), REFERENCE_TOKENS, w->backward);
     DP_FREED(dp_problem_free) dp_problem here = dp_check_at_hand(&p);
     DP_FREED(dp_check_outcome_free) dp_check_outcome o = {0};
     DP_FREED(dp_sim_free) dp_sim ref = {0};
@@ -553,7 +545,7 @@ dp_status dp_check_reference(dp_check_work *w) {
     dp_check_work v = *w;
     v.p = &here;
     v.base = &o;
-    if (drops(w->s)) return dp_check_skip(w, "what it drops is in no bound");
+    if (dp_check_drops(w->s)) return dp_check_skip(w, "what it drops is in no bound");
     if (!dp_check_bounded(&v, why, sizeof why)) return dp_check_skip(w, why);
     dp_status st = dp_check_run_problem(w->s, &p, 1, w->backward, &o, w->e);
     if (st) return st;

@@ -89,6 +89,8 @@ int dp_check_bounded(const dp_check_work *w, char *why, size_t size);
 /* The design that the subject is bounded by, which the problem decides where it has kernels for
  * some recurrences that others are not computed by. */
 dp_design dp_check_design(const dp_check_subject *s, const dp_problem *p);
+/* Does the library claim to leave out states that have decayed? No bound has them. */
+int dp_check_drops(const dp_check_subject *s);
 /* Bounds of the subject's results on p over N ranks. Also of each stage [DP_NSTAGE_TENSORS] of
  * tokens or chunks that `of` holds one of (NULL: none). Its design has bounds. */
 void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *p, int N, int backward,
