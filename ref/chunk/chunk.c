@@ -254,51 +254,37 @@ void dp_chunk_set_design(dp_chunk *ch, const dp_design *design) {
     ch->kept = dp_design_kept(design);
 }
 
+int64_t dp_chunk_numbers(const dp_chunk *ch, dp_chunk_array array) {
+#define NUMBERS(FIELD, COUNT) COUNT,
+    const int64_t n = ch->n, K = ch->K, cK = ch->c * K, cn = ch->c * n, nK = n * K, nV = n * ch->V,
+                  nn = n * n, KV = K * ch->V;
+    const int64_t numbers[] = {DP_CHUNK_ARRAYS(NUMBERS)};
+    return numbers[array];
+}
+
 void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale,
                     const dp_chunk_in *in) {
-    const int n = c * R;
     *ch = (dp_chunk){.base = base,
                      .c = c,
                      .R = R,
                      .K = K,
                      .V = V,
-                     .n = n,
+                     .n = c * R,
                      .in_turn = in->in_turn,
                      .scale = scale,
                      .by_inverse = base == DP_BASE_BF16};
     const dp_design design = dp_design_of(base);
     dp_chunk_set_design(ch, &design);
-    const int64_t cK = (int64_t)c * K, nK = (int64_t)n * K, nV = (int64_t)n * V,
-                  nn = (int64_t)n * n;
-    const struct {
-        double **p;
-        int64_t n;
-    } a[] = {{&ch->q, cK},
-             {&ch->k, nK},
-             {&ch->erasing, in->erasing ? nK : 0},
-             {&ch->v, nV},
-             {&ch->beta, n},
-             {&ch->gcum, cK},
-             {&ch->L, nn},
-             {&ch->Aqk, (int64_t)c * n},
-             {&ch->kgam, nK},
-             {&ch->w, nK},
-             {&ch->u, nV},
-             {&ch->kg, nK},
-             {&ch->qg, cK},
-             {&ch->eC, K},
-             {&ch->h, (int64_t)K * V},
-             {&ch->v_new, nV}};
-    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
-        if (a[i].n) *a[i].p = dp_doubles(a[i].n);
-    for (int t = 0; t < c; t++) {
-        if (in->erasing)
-            memcpy(ch->erasing + (int64_t)t * R * K, in->erasing + t * in->se,
-                   sizeof(double) * R * K);
-        memcpy(ch->q + (int64_t)t * K, in->q + t * in->sq, sizeof(double) * K);
-        memcpy(ch->k + (int64_t)t * R * K, in->k + t * in->sk, sizeof(double) * R * K);
-        memcpy(ch->v + (int64_t)t * R * V, in->v + t * in->sv, sizeof(double) * R * V);
-        memcpy(ch->beta + t * R, in->beta + t * in->sb, sizeof(double) * R);
+    for (int i = 0; i <= DP_OF_CHUNK_v_new; i++)
+        if (i != DP_OF_CHUNK_erasing || in->erasing)
+            ch->array[i] = dp_doubles(dp_chunk_numbers(ch, (dp_chunk_array)i));
+    const double *from[] = {in->q, in->k, in->erasing, in->v, in->beta};
+    const int64_t stride[] = {in->sq, in->sk, in->se, in->sv, in->sb};
+    for (int i = 0; i <= DP_OF_CHUNK_beta; i++) {
+        const int64_t width = dp_chunk_numbers(ch, (dp_chunk_array)i) / c;
+        for (int t = 0; t < c && from[i]; t++)
+            memcpy(ch->array[i] + t * width, from[i] + t * stride[i],
+                   sizeof(double) * (size_t)width);
     }
 }
 
@@ -336,13 +322,9 @@ void dp_chunk_wy(dp_chunk *ch) {
 }
 
 void dp_chunk_free(dp_chunk *ch) {
-    double **a[] = {&ch->q,    &ch->k,      &ch->v,      &ch->beta,  &ch->gcum, &ch->L,
-                    &ch->Akk,  &ch->Aqk,    &ch->kgam,   &ch->w,     &ch->u,    &ch->kg,
-                    &ch->qg,   &ch->eC,     &ch->h,      &ch->v_new, &ch->dh,   &ch->dv_local,
-                    &ch->AkkB, &ch->dv_new, &ch->erasing};
-    for (size_t i = 0; i < sizeof a / sizeof *a; i++) {
-        free(*a[i]);
-        *a[i] = NULL;
+    for (int i = 0; i < DP_NCHUNK_ARRAYS; i++) {
+        free(ch->array[i]);
+        ch->array[i] = NULL;
     }
     dp_pair_forget(ch);
 }
@@ -452,21 +434,13 @@ void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, doub
 }
 
 void dp_chunk_grad_alloc(dp_chunk_grad *g, const dp_chunk *ch) {
-    g->dq = dp_doubles((int64_t)ch->c * ch->K);
-    g->dk = dp_doubles((int64_t)ch->n * ch->K);
-    g->dv = dp_doubles((int64_t)ch->n * ch->V);
-    g->dg = dp_doubles((int64_t)ch->c * ch->K);
-    g->dbeta = dp_doubles(ch->n);
-    g->derasing = ch->erasing ? dp_doubles((int64_t)ch->n * ch->K) : NULL;
+    for (int i = 0; i <= DP_OF_CHUNK_gcum; i++)
+        g->of[i] = ch->array[i] ? dp_doubles(dp_chunk_numbers(ch, (dp_chunk_array)i)) : NULL;
 }
 
 void dp_chunk_grad_free(dp_chunk_grad *g) {
-    free(g->dq);
-    free(g->dk);
-    free(g->dv);
-    free(g->dg);
-    free(g->dbeta);
-    free(g->derasing);
+    for (int i = 0; i <= DP_OF_CHUNK_gcum; i++)
+        free(g->of[i]);
     *g = (dp_chunk_grad){0};
 }
 

@@ -16,6 +16,30 @@
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
 
+/* Its arrays, and how many numbers each has: cK is [c][K].
+ *   q .. beta   inputs, activated: copied in by dp_chunk_begin; erasing NULL: k
+ *   gcum        inclusive cumsum of g, restarts in every chunk; eC = exp(gcum of the last token)
+ *   L           k_s o exp(gcum_s - gcum_i) . k_i, strictly block lower; if keys read one after
+ *               another, strictly lower
+ *   Aqk         P of math.md, scale and diagonal included
+ *   kgam        exp(gcum) o k
+ *   h, v_new    S_0, state before the chunk, in the accumulator's format; X = u - w S_0
+ *   Akk, AkkB   (I + B L)^(-1); when by_inverse, else NULL until dp_chunk_inverse. That times B,
+ *               rounded so; NULL but for design.fold_beta (by_inverse alone)
+ *   dh          dS_c, gradient of the state after the chunk
+ *   dv_local    Aqk' do
+ * dp_chunk_begin makes those up to v_new. */
+#define DP_CHUNK_ARRAYS(X) \
+    DP_CHUNK_MADE(X) X(Akk, nn) X(AkkB, nn) X(dh, KV) X(dv_local, nV) X(dv_new, nV)
+#define DP_CHUNK_MADE(X) \
+    DP_CHUNK_INPUTS(X)   \
+    X(L, nn)             \
+    X(Aqk, cn) X(kgam, nK) X(w, nK) X(u, nV) X(kg, nK) X(qg, cK) X(eC, K) X(h, KV) X(v_new, nV)
+#define DP_CHUNK_INPUTS(X) X(q, cK) X(k, nK) X(erasing, nK) X(v, nV) X(beta, n) X(gcum, cK)
+#define DP_ID(FIELD, ...) DP_OF_CHUNK_##FIELD,
+typedef enum { DP_CHUNK_ARRAYS(DP_ID) DP_NCHUNK_ARRAYS } dp_chunk_array;
+#undef DP_ID
+
 typedef struct {
     dp_base base;
     dp_design design; /* the default of base, unless changed after dp_chunk_begin */
@@ -26,35 +50,18 @@ typedef struct {
     const dp_linear *linear; /* NULL: dp_linear_own */
     int by_inverse;          /* 1: w, u, dZ are products with the stored inverse Akk (base bf16); 0:
                                 triangular solves */
-    /* inputs, activated: copied in by dp_chunk_begin */
-    double *q;       /* [c][K] */
-    double *k;       /* [n][K] */
-    double *erasing; /* [n][K] keys that erase; NULL: k */
-    double *v;       /* [n][V] */
-    double *beta;    /* [n] */
-    /* intra */
-    double *gcum;    /* [c][K]  inclusive cumsum of g, restarts in every chunk */
-    double *L;       /* [n][n]  strictly block lower; if keys read one after another, strictly
-                      * lower:
-                      *                         k_s o exp(gcum_s - gcum_i) . k_i */
-    double *Akk;     /* [n][n]  (I + B L)^(-1); when by_inverse, else NULL until dp_chunk_inverse */
-    double *AkkB;    /* [n][n]  (I + B L)^(-1) B, rounded so; NULL but for
-                        design.fold_beta (by_inverse alone) */
-    double *Aqk;     /* [c][n]  P of math.md, scale included, diagonal included */
-    double *kgam;    /* [n][K]  exp(gcum) o k */
-    double *w, *u;   /* [n][K], [n][V] */
-    double *kg, *qg; /* [n][K], [c][K] */
-    double *eC;      /* [K]     exp(gcum of the last valid token) */
-    /* state_fwd */
-    double *h;     /* [K][V]  S_0, state before the chunk, in the accumulator's format */
-    double *v_new; /* [n][V]  X = u - w S_0 */
-    /* backward */
-    double *dh;       /* [K][V]  dS_c, gradient of the state after the chunk */
-    double *dv_local; /* [n][V]  dv_local = Aqk' do */
-    double *dv_new;   /* [n][V] */
-    float *decay;     /* gcum in fp32 [c][K], then exp(gcum_s - gcum_i) [c (c + 1) / 2][K]: kept by
+    union {
+        double *array[DP_NCHUNK_ARRAYS];
+        struct {
+#define DP_FIELD(FIELD, ...) double *FIELD;
+            DP_CHUNK_ARRAYS(DP_FIELD)
+        };
+    };
+    float *decay; /* gcum in fp32 [c][K], then exp(gcum_s - gcum_i) [c (c + 1) / 2][K]: kept by
                      whoever needs them first; NULL: formed anew each time */
 } dp_chunk;
+/* Numbers of such an array. */
+int64_t dp_chunk_numbers(const dp_chunk *ch, dp_chunk_array array);
 
 /* Fills all intra fields. Strides are in doubles: q token stride sq, and so on. Rows of k and v of
  * one token are contiguous over j with [R][K] and [R][V]; beta [R]. Kg is 1 for GDN. Allocates;
@@ -102,12 +109,14 @@ void dp_chunk_dAv(dp_chunk *ch, const double *dout);
 /* dv_new = dv_local + kg dS, dS <- eC o dS + scale qg' do - w' dv_new. dv_new NULL: it is not
  * kept. */
 void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, double *dv_new);
-/* All input gradients of the chunk from h, v_new, dh, dv_new. Shapes: dq [c][K], dk [n][K], dv
- * [n][V], dg [c][K], dbeta [n], derasing [n][K]. Without erasing keys derasing is NULL; with them
- * dk is of the writes alone. S_c: state after the chunk [K][V].  dg by the reverse
- * cumulative sum. */
-typedef struct {
-    double *dq, *dk, *dv, *dg, *dbeta, *derasing;
+/* All input gradients of the chunk from h, v_new, dh, dv_new, in their shapes; dg by the
+ * reverse cumulative sum. Without erasing keys derasing is NULL; with them dk is of the writes
+ * alone. S_c: state after the chunk [K][V]. */
+typedef union {
+    double *of[DP_OF_CHUNK_gcum + 1]; /* by the array that it is a gradient of; dg: of gcum */
+    struct {
+        double *dq, *dk, *derasing, *dv, *dbeta, *dg;
+    };
 } dp_chunk_grad;
 void dp_chunk_grads(const dp_chunk *ch, const double *dout, dp_chunk_grad *g);
 void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g); /* its first stage: dv, dbeta */

@@ -19,7 +19,7 @@ const char dp_stage_sends[DP_NSTAGES] = {
 #define CHUNKS .kind = DP_PER_CHUNK, .axis = {DP_AXIS_CHUNKS, DP_AXIS_HV, DP_AXIS_K, DP_AXIS_V}
 #define RANKS(LAST) \
     .kind = DP_PER_RANK, .axis = {DP_AXIS_RANKS, DP_AXIS_HV, DP_AXIS_K, DP_AXIS_##LAST}
-#define IN_CHUNK(FIELD) .offset = offsetof(dp_chunk, FIELD)
+#define IN_CHUNK(FIELD) .array = DP_OF_CHUNK_##FIELD
 #define OF_RANK(WHICH) .rank = DP_RANK_##WHICH
 #define ALIAS(...) .alias = {__VA_ARGS__}
 #define SHORT .stored_short = 1
@@ -136,7 +136,7 @@ int64_t dp_rank_width(const dp_problem *p, int which) {
 
 const double *dp_stage_tensor_in_chunk(const dp_chunk *ch, int stage) {
     assert(dp_stage_tensors[stage].kind != DP_PER_RANK);
-    return *(double *const *)((const char *)ch + dp_stage_tensors[stage].offset);
+    return ch->array[dp_stage_tensors[stage].array];
 }
 
 /* Columns of row (token s of the chunk) in the chunk's own array, and how many of them count: up to

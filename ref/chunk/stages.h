@@ -40,11 +40,11 @@ typedef struct {
     dp_stage made_by;
     int rank; /* DP_PER_RANK: DP_RANK_S_IN .. */
     int backward;
-    int state;        /* 1: laid out [..,V,K] by those who lay states out so */
-    int carried;      /* 1: the state that enters a chunk decides over it */
-    int stored_short; /* base bf16 stores it in bf16, or a kernel may */
-    size_t offset;    /* of its array in dp_chunk */
-    const char *what; /* what it is, from what */
+    int state;            /* 1: laid out [..,V,K] by those who lay states out so */
+    int carried;          /* 1: the state that enters a chunk decides over it */
+    int stored_short;     /* base bf16 stores it in bf16, or a kernel may */
+    dp_chunk_array array; /* not DP_PER_RANK: where it lies in a chunk */
+    const char *what;     /* what it is, from what */
 } dp_stage_tensor_info;
 extern const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS];
 int dp_stage_tensor_find(const char *name); /* name or alias; -1 */
