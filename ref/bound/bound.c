@@ -120,6 +120,19 @@ void dp_bound_add_sum(const dp_rounding *r, double a, int ta, int tb, int m, int
     dp_bound_add_scaled(r, a, S, (int64_t)m * n, D);
 }
 
+void dp_bound_add_product(const dp_rounding *r, double by, dp_shape s, const double *A,
+                          const double *DA, const double *B, const double *DB, double uo,
+                          double sum, double *D) {
+    const int64_t nA = (int64_t)s.m * s.k, nB = (int64_t)s.k * s.n;
+    DP_OWN double *aA = dp_bound_absof(A, nA), *pA = dp_bound_pwof(r, A, nA),
+                  *aB = dp_bound_absof(B, nB), *pB = dp_bound_pwof(r, B, nB);
+    const double each = dp_pw(r, by);
+    if (DA) dp_add_mul_f64(s, each, DA, pB, D);
+    if (DB) dp_add_mul_f64(s, each, pA, DB, D);
+    if (uo >= 0) dp_add_mul_f64(s, each * dp_pw(r, uo), pA, pB, D);
+    dp_bound_add_sum(r, fabs(by) * sum, s.ta, s.tb, s.m, s.n, s.k, aA, aB, D);
+}
+
 void dp_bound_add_const(double a, int64_t n, double *D) {
     for (int64_t i = 0; i < n; i++)
         D[i] += a;

@@ -27,9 +27,9 @@ typedef struct {
     const dp_chunk_bound *b;
     const dp_grad_input_error *in;
     int64_t nV, nK, nn, KV;
-    double gn;               /* sum_error(n + 1) */
-    double *pT, *pL, *aL;    /* [n][n] */
-    double *dZv, *pdX, *pdZ; /* [n][V] */
+    double gn;   /* sum_error(n + 1) */
+    double *pT;  /* [n][n] */
+    double *dZv; /* [n][V] */
 } row_work;
 
 static row_work work_new(const dp_chunk_bound *b, const dp_grad_input_error *in) {
@@ -44,18 +44,13 @@ static row_work work_new(const dp_chunk_bound *b, const dp_grad_input_error *in)
                   .KV = (int64_t)K * V,
                   .gn = dp_sum_error(r, n + 1)};
     w.pT = dp_bound_pwof(r, ch->Akk, w.nn);
-    w.pL = dp_bound_pwof(r, ch->L, w.nn);
-    w.aL = dp_bound_absof(ch->L, w.nn);
     w.dZv = dp_bound_product(1, 0, n, V, n, ch->Akk, ch->dv_new);
-    w.pdX = dp_bound_pwof(r, ch->dv_new, w.nV);
-    w.pdZ = dp_bound_pwof(r, w.dZv, w.nV);
     return w;
 }
 
 static void work_free(row_work *w) {
-    double *a[] = {w->pT, w->pL, w->aL, w->dZv, w->pdX, w->pdZ};
-    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
-        free(a[i]);
+    free(w->pT);
+    free(w->dZv);
 }
 
 static void rows_X(const row_work *w, dp_grad_rows *g) {
@@ -74,22 +69,21 @@ static void multiply_rounding(const row_work *w, double *D, double *t) {
     const dp_chunk *ch = w->b->ch;
     const dp_rounding *r = &w->b->r;
     const int n = ch->n, V = ch->V;
-    DP_OWN double *aT = dp_bound_absof(ch->Akk, w->nn), *adX = dp_bound_absof(ch->dv_new, w->nV);
-    dp_bound_addmm(1, 1, 0, n, V, n, w->b->DT, w->pdX, D);
-    dp_bound_add_sum(r, w->gn, 1, 0, n, V, n, aT, adX, D);
+    dp_bound_add_product(r, 1, (dp_shape){1, 0, n, V, n}, ch->Akk, w->b->DT, ch->dv_new, NULL, -1,
+                         w->gn, D);
     dp_bound_add_scaled(r, r->uo, ch->dv_new, w->nV, t);
 }
 
 /* dZ by substitution: its backward error goes to t. */
-static void solve_rounding(const row_work *w, const double *adZ, double *t) {
+static void solve_rounding(const row_work *w, double *t) {
     const dp_chunk *ch = w->b->ch;
     const int n = ch->n, V = ch->V;
     DP_OWN double *A = dp_doubles(w->nn);
     for (int i = 0; i < n; i++)
         for (int j = 0; j < n; j++)
-            A[(int64_t)i * n + j] = i == j ? 1 : fabs(ch->beta[i]) * w->aL[(int64_t)i * n + j];
-    dp_bound_addmm(1, 1, 0, n, V, n, w->b->DA, w->pdZ, t);
-    dp_bound_add_sum(&w->b->r, w->gn, 1, 0, n, V, n, A, adZ, t);
+            A[(int64_t)i * n + j] = i == j ? 1 : ch->beta[i] * ch->L[(int64_t)i * n + j];
+    dp_bound_add_product(&w->b->r, 1, (dp_shape){1, 0, n, V, n}, A, w->b->DA, w->dZv, NULL, -1,
+                         w->gn, t);
 }
 
 static void rows_dZ(const row_work *w, dp_grad_rows *g) {
@@ -103,7 +97,7 @@ static void rows_dZ(const row_work *w, dp_grad_rows *g) {
     if (r->inverse)
         multiply_rounding(w, g->dZ, t);
     else
-        solve_rounding(w, g->adZ, t);
+        solve_rounding(w, t);
     dp_bound_addmm(1, 1, 0, n, V, n, w->pT, t, g->dZ);
     DP_OWN double *sens = dp_bound_product(1, 0, n, K, n, ch->Akk, ch->kg);
     dp_bound_propagate(r, sens, n, K, V, w->in->edS, g->dZ);
@@ -133,15 +127,15 @@ static void E_read(const row_work *w, dp_grad_rows *g) {
     const dp_rounding *r = &b->r;
     const int n = ch->n, K = ch->K, V = ch->V;
     const double u = r->u;
-    DP_OWN double *akgam = dp_bound_absof(ch->kgam, w->nK), *Dkgam = dp_doubles(w->nK),
-                  *aS = dp_bound_absof(ch->h, w->KV), *pS = dp_bound_pwof(r, ch->h, w->KV);
+    DP_OWN double *Dkgam = dp_doubles(w->nK);
     for (int i = 0; i < n; i++)
         for (int x = 0; x < K; x++)
-            Dkgam[(int64_t)i * K + x] = dp_pw(
-                r, akgam[(int64_t)i * K + x] * (b->Dexp[(i / ch->R) * K + x] +
-                                                b->ee[(int64_t)i * K + x] + b->er + u + 2 * r->uo));
-    dp_bound_addmm(1, 0, 0, n, V, K, Dkgam, pS, g->E);
-    dp_bound_add_sum(r, dp_sum_error(r, K) + u, 0, 0, n, V, K, akgam, aS, g->E);
+            Dkgam[(int64_t)i * K + x] =
+                dp_pw(r, ch->kgam[(int64_t)i * K + x] *
+                             (b->Dexp[(i / ch->R) * K + x] + b->ee[(int64_t)i * K + x] + b->er + u +
+                              2 * r->uo));
+    dp_bound_add_product(r, 1, (dp_shape){0, 0, n, V, K}, ch->kgam, Dkgam, ch->h, NULL, -1,
+                         dp_sum_error(r, K) + u, g->E);
 }
 
 static void rows_E(const row_work *w, dp_grad_rows *g) {
@@ -150,10 +144,8 @@ static void rows_E(const row_work *w, dp_grad_rows *g) {
     const int n = ch->n, K = ch->K, V = ch->V;
     E_values(w, g);
     E_read(w, g);
-    dp_bound_addmm(1, 0, 0, n, V, n, w->b->DL, g->pX, g->E);
-    dp_bound_addmm(1, 0, 0, n, V, n, w->pL, w->in->DX, g->E);
-    dp_bound_addmm(dp_pw(r, 2 * r->uo), 0, 0, n, V, n, w->pL, g->pX, g->E);
-    dp_bound_add_sum(r, w->gn + r->u, 0, 0, n, V, n, w->aL, g->aX, g->E);
+    dp_bound_add_product(r, 1, (dp_shape){0, 0, n, V, n}, ch->L, w->b->DL, ch->v_new, w->in->DX,
+                         2 * r->uo, w->gn + r->u, g->E);
     DP_OWN double *sens = dp_bound_product(0, 0, n, K, n, ch->L, ch->w);
     for (int64_t i = 0; i < w->nK; i++)
         sens[i] = ch->kgam[i] - sens[i];
@@ -225,13 +217,9 @@ static void bound_grad_rows_free(dp_grad_rows *g) {
  * absolute values. */
 static double *outer_bound(const dp_rounding *r, int m, int n, int V, const double *a,
                            const double *Da, const double *b, const double *Db, double more) {
-    DP_OWN double *pa = dp_bound_pwof(r, a, (int64_t)m * V),
-                  *pb = dp_bound_pwof(r, b, (int64_t)n * V);
     double *D = dp_doubles((int64_t)m * n);
-    if (Da) dp_bound_addmm(1, 0, 1, m, n, V, Da, pb, D);
-    if (Db) dp_bound_addmm(1, 0, 1, m, n, V, pa, Db, D);
-    dp_bound_addmm(dp_pw(r, 2 * r->uo), 0, 1, m, n, V, pa, pb, D);
-    dp_bound_add_sum(r, dp_sum_error(r, V) + more, 0, 1, m, n, V, a, b, D);
+    dp_bound_add_product(r, 1, (dp_shape){0, 1, m, n, V}, a, Da, b, Db, 2 * r->uo,
+                         dp_sum_error(r, V) + more, D);
     return D;
 }
 

@@ -147,12 +147,10 @@ static void substitution_error(const dp_chunk_bound *b, solve_work *s) {
     const dp_chunk *ch = b->ch;
     const dp_rounding *r = &b->r;
     const int n = ch->n, K = ch->K, V = ch->V;
-    DP_OWN double *pwv = dp_bound_pwof(r, ch->w, s->nK), *puv = dp_bound_pwof(r, ch->u, s->nV),
-                  *aw = dp_bound_absof(ch->w, s->nK), *au = dp_bound_absof(ch->u, s->nV);
-    dp_bound_addmm(1, 0, 0, n, K, n, b->DA, pwv, s->Drw);
-    dp_bound_addmm(1, 0, 0, n, V, n, b->DA, puv, s->Dru);
-    dp_bound_add_sum(r, s->gn, 0, 0, n, K, n, s->A, aw, s->Drw);
-    dp_bound_add_sum(r, s->gn, 0, 0, n, V, n, s->A, au, s->Dru);
+    dp_bound_add_product(r, 1, (dp_shape){0, 0, n, K, n}, s->A, b->DA, ch->w, NULL, -1, s->gn,
+                         s->Drw);
+    dp_bound_add_product(r, 1, (dp_shape){0, 0, n, V, n}, s->A, b->DA, ch->u, NULL, -1, s->gn,
+                         s->Dru);
 }
 
 static void intra_solve(dp_chunk_bound *b, int own) {

@@ -19,6 +19,11 @@ void dp_bound_add_scaled(const dp_rounding *r, double a, const double *x, int64_
 /* D += (a |A||B|)^p: what summation costs. */
 void dp_bound_add_sum(const dp_rounding *r, double a, int ta, int tb, int m, int n, int k,
                       const double *aA, const double *aB, double *D);
+/* D += what by op(A) op(B) costs: the errors DA and DB (NULL: none), the roundings uo of both as
+ * operands (below 0: none). Then those of the sum, relative to that of absolute values. */
+void dp_bound_add_product(const dp_rounding *r, double by, dp_shape s, const double *A,
+                          const double *DA, const double *B, const double *DB, double uo,
+                          double sum, double *D);
 /* D += a. */
 void dp_bound_add_const(double a, int64_t n, double *D);
 /* 2-norm of n numbers. */

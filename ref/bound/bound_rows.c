@@ -24,12 +24,10 @@ void dp_pair_error_free(dp_pair_error *x) {
 static double *rows_X(const dp_chunk_bound *b, const double *P, const double *X) {
     const dp_rounding *r = &b->r;
     const int n = b->ch->n, K = b->ch->K;
-    const int64_t KK = (int64_t)K * K, nK = (int64_t)n * K;
-    DP_OWN double *aP = dp_bound_absof(P, KK), *pP = dp_bound_pwof(r, P, KK),
-                  *akg = dp_bound_absof(b->ch->kg, nK), *pkg = dp_bound_pwof(r, b->ch->kg, nK);
+    const int64_t nK = (int64_t)n * K;
     double *D = dp_doubles(nK);
-    dp_bound_addmm(dp_pw(r, r->uo), 0, 1, K, n, K, pP, pkg, D);
-    dp_bound_add_sum(r, dp_sum_error(r, K), 0, 1, K, n, K, aP, akg, D);
+    dp_bound_add_product(r, 1, (dp_shape){0, 1, K, n, K}, P, NULL, b->ch->kg, NULL, r->uo,
+                         dp_sum_error(r, K), D);
     dp_bound_add_scaled(r, r->u + r->us, X, nK, D);
     dp_bound_add_const(dp_pw(r, (K + 1) * r->tiny), nK, D);
     return D;

@@ -54,27 +54,22 @@ void dp_bound_state(const dp_chunk_bound *b, const double *S, double *e, double 
     const dp_chunk *ch = b->ch;
     const dp_rounding *r = &b->r;
     const int n = ch->n, K = ch->K, V = ch->V;
-    const int64_t nV = (int64_t)n * V, KV = (int64_t)K * V, nK = (int64_t)n * K;
-    DP_OWN double *X = dp_doubles(nV), *Sc = dp_copy(S, KV), *aS = dp_bound_absof(S, KV),
-                  *pS = dp_bound_pwof(r, S, KV), *aw = dp_bound_absof(ch->w, nK),
-                  *pwv = dp_bound_pwof(r, ch->w, nK), *akg = dp_bound_absof(ch->kg, nK),
-                  *pkg = dp_bound_pwof(r, ch->kg, nK);
+    const int64_t nV = (int64_t)n * V, KV = (int64_t)K * V;
+    DP_OWN double *X = dp_doubles(nV), *Sc = dp_copy(S, KV), *DX = dp_copy(b->Du, nV),
+                  *F = dp_doubles(KV), *pkg = dp_bound_pwof(r, ch->kg, (int64_t)n * K);
     dp_chunk_state(ch, Sc, X);
-    DP_OWN double *aX = dp_bound_absof(X, nV), *pX = dp_bound_pwof(r, X, nV),
-                  *DX = dp_copy(b->Du, nV), *F = dp_doubles(KV);
-    dp_bound_addmm(1, 0, 0, n, V, K, b->Dw, pS, DX);
-    dp_bound_addmm(dp_pw(r, r->uo), 0, 0, n, V, K, pwv, pS, DX);
-    dp_bound_add_sum(r, dp_sum_error(r, K) + r->u, 0, 0, n, V, K, aw, aS, DX);
+    dp_bound_add_product(r, 1, (dp_shape){0, 0, n, V, K}, ch->w, b->Dw, S, NULL, r->uo,
+                         dp_sum_error(r, K) + r->u, DX);
     dp_bound_add_scaled(r, r->u + r->us, X, nV, DX);
     dp_bound_add_const(dp_pw(r, (K + 2) * r->tiny), nV, DX);
     for (int x = 0; x < K; x++)
         for (int v = 0; v < V; v++) {
             const int64_t z = (int64_t)x * V + v;
-            F[z] = b->DeC_held[x] * pS[z] + dp_pw(r, 2 * r->u * ch->eC[x] * S[z]) +
+            F[z] = b->DeC_held[x] * dp_pw(r, S[z]) + dp_pw(r, 2 * r->u * ch->eC[x] * S[z]) +
                    dp_pw(r, r->u * Sc[z]) + dp_pw(r, (n + 2) * r->tiny);
         }
-    dp_bound_addmm(1, 1, 0, K, V, n, b->Dkg, pX, F);
-    dp_bound_add_sum(r, dp_sum_error(r, n), 1, 0, K, V, n, akg, aX, F);
+    dp_bound_add_product(r, 1, (dp_shape){1, 0, K, V, n}, ch->kg, b->Dkg, X, NULL, -1,
+                         dp_sum_error(r, n), F);
     DP_OWN double *rest = row_sums(K, V, F);
     dp_bound_addmm(1, 1, 0, K, V, n, pkg, DX, F);
     carry(b, 0, (chunk_added){F, ch->kg, DX, rest}, e);
@@ -95,25 +90,16 @@ void dp_bound_output(const dp_chunk_bound *b, const double *e, const double *DX,
     const dp_rounding *r = &b->r;
     const int c = ch->c, n = ch->n, K = ch->K, V = ch->V;
     assert(r->p == 2);
-    const int64_t cV = (int64_t)c * V, cn = (int64_t)c * n, cK = (int64_t)c * K,
-                  KV = (int64_t)K * V, nV = (int64_t)n * V;
-    const double ps = dp_pw(r, ch->scale);
-    DP_OWN double *aS = dp_bound_absof(ch->h, KV), *pS = dp_bound_pwof(r, ch->h, KV),
-                  *aX = dp_bound_absof(ch->v_new, nV), *pX = dp_bound_pwof(r, ch->v_new, nV),
-                  *aP = dp_bound_absof(ch->Aqk, cn), *pP = dp_bound_pwof(r, ch->Aqk, cn);
-    DP_OWN double *aqg = dp_bound_absof(ch->qg, cK), *pqg = dp_bound_pwof(r, ch->qg, cK),
-                  *D = dp_doubles(cV), *sens = dp_bound_product(0, 0, c, K, n, ch->Aqk, ch->w),
+    const int64_t cV = (int64_t)c * V, cK = (int64_t)c * K, KV = (int64_t)K * V;
+    DP_OWN double *D = dp_doubles(cV), *sens = dp_bound_product(0, 0, c, K, n, ch->Aqk, ch->w),
                   *o = dp_doubles(cV);
     for (int64_t i = 0; i < cK; i++)
         sens[i] = ch->scale * ch->qg[i] - sens[i];
     dp_chunk_output(ch, o);
-    dp_bound_addmm(ps, 0, 0, c, V, K, b->Dqg, pS, D);
-    dp_bound_addmm(ps * dp_pw(r, r->uo), 0, 0, c, V, K, pqg, pS, D);
-    dp_bound_add_sum(r, fabs(ch->scale) * (dp_sum_error(r, K) + 3 * r->u), 0, 0, c, V, K, aqg, aS,
-                     D);
-    dp_bound_addmm(1, 0, 0, c, V, n, b->DAqk, pX, D);
-    dp_bound_addmm(1, 0, 0, c, V, n, pP, DX, D);
-    dp_bound_add_sum(r, dp_sum_error(r, n), 0, 0, c, V, n, aP, aX, D);
+    dp_bound_add_product(r, ch->scale, (dp_shape){0, 0, c, V, K}, ch->qg, b->Dqg, ch->h, NULL,
+                         r->uo, dp_sum_error(r, K) + 3 * r->u, D);
+    dp_bound_add_product(r, 1, (dp_shape){0, 0, c, V, n}, ch->Aqk, b->DAqk, ch->v_new, DX, -1,
+                         dp_sum_error(r, n), D);
     dp_bound_add_scaled(r, r->u + r->us, o, cV, D);
     dp_bound_add_const(dp_pw(r, (K + n + 3) * r->tiny), cV, D);
     dp_bound_propagate(r, sens, c, K, V, e, D);
@@ -134,46 +120,29 @@ void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const doubl
     const dp_chunk *ch = b->ch;
     const dp_rounding *r = &b->r;
     const int c = ch->c, n = ch->n, K = ch->K, V = ch->V;
-    const int64_t nV = (int64_t)n * V, KV = (int64_t)K * V, nK = (int64_t)n * K,
-                  cK = (int64_t)c * K, cV = (int64_t)c * V, cn = (int64_t)c * n;
-    const double ps = dp_pw(r, ch->scale);
-    double *dv_new = dp_doubles(nV), *d0 = dp_copy(dS, KV), *adS = dp_bound_absof(dS, KV),
-           *pdS = dp_bound_pwof(r, dS, KV), *ado = dp_bound_absof(dout, cV),
-           *pdo = dp_bound_pwof(r, dout, cV);
-    double *aP = dp_bound_absof(ch->Aqk, cn), *pP = dp_bound_pwof(r, ch->Aqk, cn),
-           *aw = dp_bound_absof(ch->w, nK), *pwv = dp_bound_pwof(r, ch->w, nK),
-           *akg = dp_bound_absof(ch->kg, nK), *pkg = dp_bound_pwof(r, ch->kg, nK);
-    double *aqg = dp_bound_absof(ch->qg, cK), *pqg = dp_bound_pwof(r, ch->qg, cK);
+    const int64_t nV = (int64_t)n * V, KV = (int64_t)K * V;
+    DP_OWN double *dv_new = dp_doubles(nV), *d0 = dp_copy(dS, KV), *D = dp_doubles(nV),
+                  *G = dp_doubles(KV), *pwv = dp_bound_pwof(r, ch->w, (int64_t)n * K);
     dp_chunk_state_bwd(ch, dout, d0, dv_new);
-    double *adX = dp_bound_absof(dv_new, nV), *pdX = dp_bound_pwof(r, dv_new, nV),
-           *D = dp_doubles(nV), *G = dp_doubles(KV);
-    dp_bound_addmm(1, 1, 0, n, V, c, b->DAqk, pdo, D);
-    dp_bound_addmm(dp_pw(r, r->uo), 1, 0, n, V, c, pP, pdo, D);
-    dp_bound_add_sum(r, dp_sum_error(r, c), 1, 0, n, V, c, aP, ado, D);
+    dp_bound_add_product(r, 1, (dp_shape){1, 0, n, V, c}, ch->Aqk, b->DAqk, dout, NULL, r->uo,
+                         dp_sum_error(r, c), D);
     dp_bound_add_scaled(r, r->us, ch->dv_local, nV, D);
-    dp_bound_addmm(1, 0, 0, n, V, K, b->Dkg, pdS, D);
-    dp_bound_addmm(dp_pw(r, r->uo), 0, 0, n, V, K, pkg, pdS, D);
-    dp_bound_add_sum(r, dp_sum_error(r, K) + r->u, 0, 0, n, V, K, akg, adS, D);
+    dp_bound_add_product(r, 1, (dp_shape){0, 0, n, V, K}, ch->kg, b->Dkg, dS, NULL, r->uo,
+                         dp_sum_error(r, K) + r->u, D);
     dp_bound_add_scaled(r, r->u + r->us, dv_new, nV, D);
     dp_bound_add_const(dp_pw(r, (K + c + 2) * r->tiny), nV, D);
     for (int x = 0; x < K; x++)
         for (int v = 0; v < V; v++) {
             const int64_t z = (int64_t)x * V + v;
-            G[z] = b->DeC_held[x] * pdS[z] + dp_pw(r, 2 * r->u * ch->eC[x] * dS[z]) +
+            G[z] = b->DeC_held[x] * dp_pw(r, dS[z]) + dp_pw(r, 2 * r->u * ch->eC[x] * dS[z]) +
                    dp_pw(r, 2 * r->u * d0[z]) + dp_pw(r, (n + c + 3) * r->tiny);
         }
-    dp_bound_addmm(ps, 1, 0, K, V, c, b->Dqg, pdo, G);
-    dp_bound_addmm(ps * dp_pw(r, r->uo), 1, 0, K, V, c, pqg, pdo, G);
-    dp_bound_add_sum(r, fabs(ch->scale) * (dp_sum_error(r, c) + 3 * r->u), 1, 0, K, V, c, aqg, ado,
-                     G);
-    dp_bound_addmm(1, 1, 0, K, V, n, b->Dw, pdX, G);
-    dp_bound_add_sum(r, dp_sum_error(r, n), 1, 0, K, V, n, aw, adX, G);
+    dp_bound_add_product(r, ch->scale, (dp_shape){1, 0, K, V, c}, ch->qg, b->Dqg, dout, NULL, r->uo,
+                         dp_sum_error(r, c) + 3 * r->u, G);
+    dp_bound_add_product(r, 1, (dp_shape){1, 0, K, V, n}, ch->w, b->Dw, dv_new, NULL, -1,
+                         dp_sum_error(r, n), G);
     DP_OWN double *rest = row_sums(K, V, G);
     dp_bound_addmm(1, 1, 0, K, V, n, pwv, D, G);
     carry(b, 1, (chunk_added){G, ch->w, D, rest}, e);
     if (DdXout) memcpy(DdXout, D, sizeof(double) * nV);
-    double *a[] = {dv_new, d0,  adS, pdS, ado, pdo, aP,  pP, aw,
-                   pwv,    akg, pkg, aqg, pqg, adX, pdX, D,  G};
-    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
-        free(a[i]);
 }
