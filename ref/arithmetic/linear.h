@@ -11,9 +11,7 @@
  */
 #pragma once
 #include "product.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
+DP_C_BEGIN
 
 typedef struct {
     const char *name;
@@ -27,6 +25,4 @@ typedef struct {
 } dp_linear;
 extern const dp_linear dp_linear_own, dp_linear_lapack;
 
-#ifdef __cplusplus
-}
-#endif
+DP_C_END

@@ -14,15 +14,13 @@
 #pragma once
 #include "linear.h"
 #include "ref/vocabulary/formats.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
+DP_C_BEGIN
+
 /* C in the order of operations that is the same everywhere. */
 void dp_mm(dp_format f, int ta, int tb, int m, int n, int k, const double *A, const double *B,
            double *C);
 /* C by that library: within the same bound, its bits are its own. */
 void dp_mm_by(const dp_linear *by, dp_format f, dp_shape s, const double *A, const double *B,
               double *C);
-#ifdef __cplusplus
-}
-#endif
+
+DP_C_END

@@ -11,9 +11,8 @@
  * overlap A or B. Each of m, n, k may be 0.
  */
 #pragma once
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include "ref/vocabulary/linkage.h"
+DP_C_BEGIN
 
 typedef struct {
     int ta, tb, m, n, k;
@@ -28,6 +27,4 @@ void dp_mul_f32(dp_shape s, const float *A, const float *B, float *C);
 /* The same in fp32. */
 void dp_add_mul_f32(dp_shape s, float alpha, const float *A, const float *B, float *C);
 
-#ifdef __cplusplus
-}
-#endif
+DP_C_END

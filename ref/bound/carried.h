@@ -25,9 +25,7 @@
 #include "ref/chunk/gate.h"
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
+DP_C_BEGIN
 
 typedef struct {
     const char *name, *words;
@@ -99,6 +97,4 @@ dp_growth dp_growth_of(const dp_problem *p);
  * With feedback left [n] holds the remainder, before and after; else it is unchanged. */
 void dp_carried_store_row(int format, int n, double *x, double *left);
 
-#ifdef __cplusplus
-}
-#endif
+DP_C_END

@@ -9,9 +9,7 @@
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/own.h"
 #include "ref/vocabulary/problem.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
+DP_C_BEGIN
 
 typedef enum { DP_CONV_X, DP_CONV_WEIGHT, DP_CONV_BIAS, DP_CONV_DY, DP_CONV_NINPUTS } dp_conv_input;
 typedef enum { DP_CONV_Y, DP_CONV_DX, DP_CONV_DW, DP_CONV_DBIAS, DP_CONV_NRESULTS } dp_conv_output;
@@ -82,6 +80,4 @@ void dp_conv_bound(const dp_conv *c, dp_base pol, int N, dp_conv_result *bound);
  * compute it; pol fp32 or bf16. */
 void dp_conv_bound_sigmoid32(const dp_conv *c, dp_base pol, int N, dp_conv_result *bound);
 
-#ifdef __cplusplus
-}
-#endif
+DP_C_END

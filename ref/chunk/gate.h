@@ -32,9 +32,7 @@
  */
 #pragma once
 #include "ref/vocabulary/recurrence.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
+DP_C_BEGIN
 
 /* A problem whose rows' query and keys were divided by their norms (dp_is_normed), and 1/norm of
  * each row; it has no norms itself. Other problems, and arrays without a norm, as they are. */
@@ -171,6 +169,4 @@ double dp_largest_gate(const dp_problem *p, const double *g);
  * stays near 1 where both vanish, x of a lower bound. Not for a log gate, which has neither. */
 double dp_gate_ratio(const dp_problem *p, int64_t at);
 
-#ifdef __cplusplus
-}
-#endif
+DP_C_END

@@ -6,9 +6,7 @@
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
 #include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
+DP_C_BEGIN
 
 /* The format in which the chain of M is multiplied where `chain` is asked for. It is that one,
  * unless nothing is erased. Then M is a diagonal of K numbers, which are multiplied in the
@@ -20,6 +18,4 @@ void dp_payload_state(dp_payload p, int64_t n, double *x);
 /* M [K][K], in place; returns how many singular values were sent, where not all are, else K. */
 int dp_payload_M(dp_payload p, dp_base b, int K, double *M);
 
-#ifdef __cplusplus
-}
-#endif
+DP_C_END

@@ -10,9 +10,7 @@
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
 #include "rng.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
+DP_C_BEGIN
 
 void dp_rng_seed(dp_rng *r, uint64_t seed,
                  uint64_t stream); /* stream: one per tensor, so that shapes do not shift others */
@@ -101,6 +99,4 @@ extern const char *const dp_regime_names[DP_NREGIMES];
 /* Fills M and mu; both are the caller's. */
 void dp_inputs_chain(dp_regime regime, int n, int K, uint64_t seed, float *M, double *mu);
 
-#ifdef __cplusplus
-}
-#endif
+DP_C_END

@@ -4,9 +4,7 @@
 #pragma once
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/recurrence.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
+DP_C_BEGIN
 
 typedef struct {
     double qk_decades; /* > 0: each row of q and k is multiplied by 10^-u, u uniform in [0, this) */
@@ -38,6 +36,4 @@ dp_key_roles dp_key_roles_of(const dp_recurrence *a);
 /* Is it the only factor of some value? */
 int dp_is_whole_value(const dp_recurrence *a, int input);
 
-#ifdef __cplusplus
-}
-#endif
+DP_C_END

@@ -53,9 +53,7 @@
 #define DP_OWN_OPERATIONS /* of ref/vocabulary/activations.h */
 #include "ref/vocabulary/problem.h"
 #include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
+DP_C_BEGIN
 
 #define TR_DD_LANES 8
 #define TR_DD_COLS 8 /* state columns of a task */
@@ -142,6 +140,5 @@ extern const tr_dd_lanes tr_dd_avx512, tr_dd_avx2, tr_dd_plain, tr_dd_wide;
 /* NULL: that of dp_isa_chosen, else the one of that name; NULL: not here. */
 const tr_dd_lanes *tr_dd_choose(const char *name);
 extern const char *tr_dd_only; /* tests: the name that every run chooses */
-#ifdef __cplusplus
-}
-#endif
+
+DP_C_END

@@ -16,9 +16,8 @@
  *   grid       ring over the parts of --exact-cp: a rank merges each of its parts of 128 tokens
  */
 #pragma once
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include "linkage.h"
+DP_C_BEGIN
 
 typedef enum {
     DP_EXCHANGE_ALLGATHER,
@@ -92,6 +91,4 @@ dp_sending dp_sending_of(dp_exchange x, dp_payload p, int N);
 /* Why N ranks of HV value heads cannot exchange so; NULL: they can. */
 const char *dp_exchange_refuses(dp_exchange x, int N, int HV);
 
-#ifdef __cplusplus
-}
-#endif
+DP_C_END

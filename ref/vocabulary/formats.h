@@ -16,10 +16,9 @@
  * the largest finite number (tf32rz).
  */
 #pragma once
+#include "linkage.h"
 #include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
+DP_C_BEGIN
 
 typedef enum {
     DP_FP64,
@@ -109,6 +108,4 @@ uint16_t dp_fp16_bits(double x); /* one rounding, to nearest even */
 double dp_eta(dp_format f, int K);
 double dp_gamma(int n, double u);
 
-#ifdef __cplusplus
-}
-#endif
+DP_C_END

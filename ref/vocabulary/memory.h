@@ -4,12 +4,10 @@
  *
  * A call that fails ends the program with a message and exit status 2, like dp_calloc. */
 #pragma once
+#include "linkage.h"
 #include <stdint.h>
 #include <string.h>
-
-#ifdef __cplusplus
-extern "C" {
-#endif
+DP_C_BEGIN
 
 /* Rows [rows][width] of two arrays: got = factor * want, or they differ by at most small. */
 typedef struct {
@@ -72,6 +70,4 @@ static inline void dp_memory_move(const dp_memory *s, double *to, const double *
         memcpy(to, from, sizeof *to * (size_t)n);
 }
 
-#ifdef __cplusplus
-}
-#endif
+DP_C_END

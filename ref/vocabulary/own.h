@@ -13,11 +13,10 @@
  *             bits
  */
 #pragma once
+#include "linkage.h"
 #include <stddef.h>
 #include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
+DP_C_BEGIN
 
 typedef enum {
     DP_OWN_EVEN,
@@ -82,6 +81,4 @@ static inline int dp_peers_have(const dp_peers *p, dp_owners o, int parts, int i
 void dp_peers_gather(const dp_peers *p, dp_owners o, int parts, double *all, int64_t n,
                      const char *what);
 
-#ifdef __cplusplus
-}
-#endif
+DP_C_END

@@ -30,10 +30,7 @@
 #include "activations.h"
 #include "memory.h"
 #include "tensors.h" /* the table of these tensors */
-
-#ifdef __cplusplus
-extern "C" {
-#endif
+DP_C_BEGIN
 
 #define DP_VERSION "0.2.0"
 #define DP_CHUNK 64 /* C, tokens per chunk */
@@ -268,6 +265,4 @@ static inline const double *dp_input_of(const dp_problem *p, int input) { return
 void dp_result_alloc(dp_result *r, const dp_problem *p, int backward);
 void dp_result_free(dp_result *r);
 
-#ifdef __cplusplus
-}
-#endif
+DP_C_END

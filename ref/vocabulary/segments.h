@@ -30,10 +30,9 @@
  * among as many as there are. Under save_all the state pass, which then also keeps, counts as one
  * that does not. */
 #pragma once
+#include "linkage.h"
 #include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
+DP_C_BEGIN
 
 #define DP_SEGMENT_LEAST 4       /* chunks of a segment */
 #define DP_SEGMENTS_MARGIN 5     /* percent of everything */
@@ -80,6 +79,4 @@ typedef struct {
 } dp_segments_time;
 dp_segments_time dp_segments_time_of(const dp_segments_case *c, const int *chunks, int n, int most);
 
-#ifdef __cplusplus
-}
-#endif
+DP_C_END

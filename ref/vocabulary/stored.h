@@ -18,9 +18,7 @@
  */
 #pragma once
 #include "formats.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
+DP_C_BEGIN
 
 /* Stores a state S [heads][K][V]; f may be any format of storage, DP_FP64 leaves it. */
 void dp_store_state(dp_format f, int heads, int K, int V, double *S);
@@ -44,6 +42,4 @@ int dp_stored_has_scale(dp_format f);
 double dp_stored_error(dp_format f, int heads, int K, int V, const double *S, const double *off,
                        int h);
 
-#ifdef __cplusplus
-}
-#endif
+DP_C_END

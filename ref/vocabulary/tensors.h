@@ -6,13 +6,10 @@
  * of a convolution (harness/case/case_inputs.c).
  */
 #pragma once
-
+#include "linkage.h"
 #include <stddef.h>
 #include <stdint.h>
-
-#ifdef __cplusplus
-extern "C" {
-#endif
+DP_C_BEGIN
 
 /* ref/vocabulary/problem.h, which includes this file */
 typedef struct dp_problem dp_problem;
@@ -169,6 +166,4 @@ static inline const char *dp_qkv_name(int i) { return dp_input_fields[dp_qkv_inp
 int dp_qkv_heads(const dp_problem *p, int i);
 int dp_qkv_width(const dp_problem *p, int i);
 
-#ifdef __cplusplus
-}
-#endif
+DP_C_END
