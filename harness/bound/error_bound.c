@@ -482,9 +482,7 @@ void dp_error_bound_base_free(dp_error_bound_base *w) {
     double **const lists[] = {w->eH, w->edH, w->eS, w->edS};
     for (int i = 0; i < 4; i++)
         dp_free_list(lists[i], nr);
-    free(w->b);
-    free(w->Dg);
-    free(w->Dphi);
+    DP_FREE(w->b, w->Dg, w->Dphi);
     *w = (dp_error_bound_base){0};
 }
 
@@ -611,9 +609,7 @@ static void group_open(group_work *x) {
 }
 
 static void group_close(group_work *x) {
-    double *a[] = {x->buf, x->q.sum, x->q.entry, x->k.sum, x->k.entry};
-    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
-        free(a[i]);
+    DP_FREE(x->buf, x->q.sum, x->q.entry, x->k.sum, x->k.entry);
 }
 
 /* Adds a value head's rows: errors D, norms, errors of entries (NULL: not wanted). */
@@ -1073,10 +1069,7 @@ static void bound_gradients(const dp_error_bound_base *w, const dp_pass_errors *
     for (int hv = 0; hv < p->HV; hv++)
         head_sums(w, a, hv, out);
     for (int g = 0; g < ng; g++) {
-        free(a[g].A);
-        free(a[g].Aabs);
-        free(a[g].B);
-        free(a[g].Babs);
+        DP_FREE(a[g].A, a[g].Aabs, a[g].B, a[g].Babs);
     }
 }
 

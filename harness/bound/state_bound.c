@@ -128,10 +128,7 @@ static element element_of(const way *x, int r, int hv) {
 }
 
 static void element_free(element *a) {
-    free(a->M);
-    free(a->H);
-    free(a->e);
-    free(a->b.b);
+    DP_FREE(a->M, a->H, a->e, a->b.b);
     *a = (element){0};
 }
 
@@ -658,10 +655,6 @@ void dp_store_bounds(const dp_problem *p, int N, dp_sending sending, int n, cons
     if (backward && dp_store_has_gradients(p)) backward_pass(&w);
     for (int i = 0; i < 4; i++)
         free(*of_heads[i]);
-    free(w.square.v);
-    free(w.o);
-    free(w.write);
-    free(w.behind);
-    free(w.read);
+    DP_FREE(w.square.v, w.o, w.write, w.behind, w.read);
     dp_activated_free(&w.s.in);
 }

@@ -845,14 +845,7 @@ dp_status dp_case_recurrence(const char *name, const char *dir, dp_err *e) {
 
 void dp_case_free(dp_case *c) {
     dp_free_list(c->warn, c->nwarn);
-    free(c->name);
-    free(c->path);
-    free(c->text);
-    free(c->reason);
-    free(c->source);
-    free(c->unjudged);
-    free(c->data);
-    free(c->rows);
+    DP_FREE(c->name, c->path, c->text, c->reason, c->source, c->unjudged, c->data, c->rows);
     dp_problem_free(&c->p);
     dp_conv_free(&c->conv);
     for (int i = 0; i < DP_NQKV; i++) {

@@ -164,11 +164,7 @@ void dp_runs_free(dp_runs *r) {
         dp_run *x = &r->run[i];
         for (int j = 0; j < x->ntensor; j++)
             dp_judgement_free(&x->tensor[j]);
-        free(x->hit);
-        free(x->tensor);
-        free(x->point);
-        free(x->id);
-        free(x->case_name);
+        DP_FREE(x->hit, x->tensor, x->point, x->id, x->case_name);
     }
     free(r->run);
     *r = (dp_runs){0};

@@ -322,9 +322,7 @@ void dp_sharding_close(dp_sharding *sp) {
     if (sp->fp64.ref) dp_error_bound_base_free(&sp->fp64);
     if (sp->ref.p) dp_sim_free(&sp->ref);
     dp_windows_free(&sp->windows);
-    free(sp->at);
-    free(sp->traj);
-    free(sp->first_of_call);
+    DP_FREE(sp->at, sp->traj, sp->first_of_call);
 }
 
 /* ---- the fp64 reference ---------------------------------------------------------------------- */

@@ -380,13 +380,7 @@ static rows rows_new(int HV, int64_t most, int64_t width) {
                   .bound = dp_doubles(most)};
 }
 
-static void rows_free(rows *x) {
-    free(x->pair);
-    free(x->got);
-    free(x->want);
-    free(x->radius);
-    free(x->bound);
-}
+static void rows_free(rows *x) { DP_FREE(x->pair, x->got, x->want, x->radius, x->bound); }
 
 /* got NULL: not a number. */
 static void rows_add(rows *x, int pair, const double *got, const dp_truth_rank_tensor *want,

@@ -139,11 +139,7 @@ static chain *chain_new(const chain_truth *t, dp_format claimed, dp_format actua
     return x;
 }
 
-static void chain_free(chain *x) {
-    free(x->got);
-    free(x->bound);
-    free(x);
-}
+static void chain_free(chain *x) { DP_FREE(x->got, x->bound, x); }
 
 static void place_length(const void *ctx, int64_t row, dp_place *at) {
     const chain_truth *t = ctx;

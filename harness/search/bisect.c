@@ -1225,11 +1225,7 @@ dp_status dp_bisect_expected(const dp_problem *p, const dp_sim_policy *how, dp_f
     }
     for (int i = 0; i < tal.n; i++) {
         hold(&tal.t[i], tal.ndraw, p->HV, out);
-        free(tal.t[i].e2);
-        free(tal.t[i].err2);
-        free(tal.t[i].want2);
-        free(tal.t[i].rows);
-        free(tal.t[i].worst);
+        DP_FREE(tal.t[i].e2, tal.t[i].err2, tal.t[i].want2, tal.t[i].rows, tal.t[i].worst);
     }
     for (int i = DP_NSTAGES - 1; i >= 0; i--)
         if (out->stage[i].fails) out->first = i;

@@ -516,11 +516,8 @@ static pool *pool_new(const walk *w) {
 
 static void pool_free(pool *s) {
     if (!s) return;
-    void *const all[] = {s->own,      s->planned, s->read,  s->write, s->right,
-                         s->draft,    s->listed,  s->rings, s->held,  s->told,
-                         s->accepted, s->passed,  s->taken, s->slot,  s->before};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        free(all[i]);
+    DP_FREE(s->own, s->planned, s->read, s->write, s->right, s->draft, s->listed, s->rings, s->held,
+            s->told, s->accepted, s->passed, s->taken, s->slot, s->before);
     free(s);
 }
 

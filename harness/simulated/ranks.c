@@ -77,10 +77,7 @@ static void free_halos(dp_sim *s) {
     for (int r = 0; r < s->N; r++)
         free(h->ctx[r].local_cu);
     dp_units_free(&h->units);
-    free(h->p.cu);
-    free((unsigned char *)h->p.halo);
-    free(h->ctx);
-    free(h);
+    DP_FREE(h->p.cu, h->p.halo, h->ctx, h);
     s->halos = NULL;
 }
 
@@ -954,11 +951,7 @@ static void free_ranks(dp_sim *s) {
             free(s->first[r]);
     for (int r = 0; r < s->N; r++)
         dp_context_free(&s->ctx[r]);
-    free(s->first);
-    free(s->group);
-    free(s->ctx);
-    free(s->hit);
-    free(s->hit_kept);
+    DP_FREE(s->first, s->group, s->ctx, s->hit, s->hit_kept);
 }
 
 /* Keeps the rank of this process, whose tokens are all that there are. */

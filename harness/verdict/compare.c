@@ -497,12 +497,9 @@ static dp_subject_errors errors_new(const dp_comparison *c, int subrows) {
 }
 
 static void subject_errors_free(dp_subject_errors *x) {
-    void *const all[] = {x->window,        x->window_of_part, x->unit,    x->position,
-                         x->column_head,   x->err2,           x->want2,   x->floor2,
-                         x->along,         x->length2,        x->column2, x->want_column2,
-                         x->floor_column2, x->column_rows,    x->terms2};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        free(all[i]);
+    DP_FREE(x->window, x->window_of_part, x->unit, x->position, x->column_head, x->err2, x->want2,
+            x->floor2, x->along, x->length2, x->column2, x->want_column2, x->floor_column2,
+            x->column_rows, x->terms2);
 }
 
 /* The place of every row in its window; none where a head has one window only. */
@@ -1038,9 +1035,7 @@ void dp_compare(const dp_compare_in *in, dp_judgement *j) {
     leave_unjudged(&c, &p);
     if (in->tokens > 0) windows(&c);
     j->scale = dp_judgement_row(j)->at.rank >= 0 ? c.rms[dp_judgement_row(j)->at.head] : 0;
-    free(c.err);
-    free(c.row);
-    free(c.rms);
+    DP_FREE(c.err, c.row, c.rms);
 }
 
 int dp_judgement_marginal(const dp_judgement *j) {
@@ -1052,10 +1047,7 @@ const dp_row *dp_judgement_row(const dp_judgement *j) {
 }
 
 void dp_judgement_free(dp_judgement *j) {
-    free(j->per_rank);
-    free(j->per_head);
-    free(j->per_rank_ratio);
-    free(j->window);
+    DP_FREE(j->per_rank, j->per_head, j->per_rank_ratio, j->window);
     j->per_rank = j->per_head = j->per_rank_ratio = j->window = NULL;
 }
 

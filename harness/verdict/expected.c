@@ -325,9 +325,7 @@ void dp_drawn_open(dp_drawn_run *x, const dp_design *design, const dp_problem *p
 
 static void forget_recurrent(dp_drawn_run *x) {
     dp_result_free(&x->out);
-    free(x->S);
-    free(x->dS);
-    free(x->dg);
+    DP_FREE(x->S, x->dS, x->dg);
     pairs_free(&x->pairs);
     x->S = x->dS = x->dg = NULL;
 }
@@ -461,12 +459,7 @@ void dp_draws_alloc(dp_draws *d, int ndraw, const dp_row_map *map, int64_t parts
 }
 
 void dp_draws_free(dp_draws *d) {
-    free(d->err2);
-    free(d->blank);
-    free(d->column2);
-    free(d->along);
-    free(d->length2);
-    free(d->part);
+    DP_FREE(d->err2, d->blank, d->column2, d->along, d->length2, d->part);
     *d = (dp_draws){0};
 }
 
@@ -1184,9 +1177,7 @@ void dp_expected_run(const dp_expected_request *rq, int n, const dp_claim *polic
     }
     for (int i = 0; i < a.nlayout; i++)
         shapes_free(&a.layout[i]);
-    free(a.layout);
-    free(a.design);
-    free(a.backward);
+    DP_FREE(a.layout, a.design, a.backward);
 }
 
 /* ---- what is the same ------------------------------------------------------------------------ */

@@ -169,13 +169,7 @@ static dp_unit_list unit_list_new(int ndraw, int64_t n) {
 
 /* Frees a list's arrays. */
 static void unit_list_free(dp_unit_list *u) {
-    free(u->draw2);
-    free(u->err2);
-    free(u->want2);
-    free(u->floor2);
-    free(u->numbers);
-    free(u->rows);
-    free(u->family);
+    DP_FREE(u->draw2, u->err2, u->want2, u->floor2, u->numbers, u->rows, u->family);
 }
 
 /* The unit of a row on a level, -1: it is not looked at. */

@@ -237,11 +237,7 @@ static dp_source_values *source_values_open(const dp_problem *p, int N) {
 /* Frees them; NULL: nothing. */
 static void source_values_close(dp_source_values *w) {
     if (!w) return;
-    free(w->atom);
-    free(w->s0);
-    free(w->book.at);
-    free(w->window.at);
-    free(w);
+    DP_FREE(w->atom, w->s0, w->book.at, w->window.at, w);
 }
 
 static int power_of_two(double f) { return fabs(frexp(f, &(int){0})) == 0.5; }

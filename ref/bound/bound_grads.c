@@ -184,10 +184,8 @@ static void bound_grad_rows(const dp_chunk_bound *b, const dp_grad_input_error *
 
 /* Frees what bound_grad_rows filled. */
 static void bound_grad_rows_free(dp_grad_rows *g) {
-    double *a[] = {g->X,   g->dZ, g->E,  g->dE, g->X1,  g->dZ1, g->E1,
-                   g->dE1, g->pX, g->aX, g->aE, g->adZ, g->adE, g->dEv};
-    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
-        free(a[i]);
+    DP_FREE(g->X, g->dZ, g->E, g->dE, g->X1, g->dZ1, g->E1, g->dE1, g->pX, g->aX, g->aE, g->adZ,
+            g->adE, g->dEv);
 }
 
 /* ---- gradients ------------------------------------------------------------------------------- */
@@ -276,12 +274,7 @@ static state_product product_with_state(const dp_rounding *r, int K, int V, row_
                            .shared = through_state(r, a.rows, K, V, s.e, a.x, 0)};
 }
 
-static void product_free(state_product *p) {
-    free(p->value);
-    free(p->D);
-    free(p->own);
-    free(p->shared);
-}
+static void product_free(state_product *p) { DP_FREE(p->value, p->D, p->own, p->shared); }
 
 /* Shared by the steps below. */
 typedef struct {
@@ -360,10 +353,8 @@ static void work_open(grad_work *w) {
 }
 
 static void work_close(grad_work *w) {
-    double *a[] = {w->ado,      w->aS, w->adS, w->ib.q, w->ib.r, w->ib.w, w->ib.pair,
-                   w->ib.round, w->UX, w->rs,  w->ws,   w->rs1,  w->ws1,  w->z};
-    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
-        free(a[i]);
+    DP_FREE(w->ado, w->aS, w->adS, w->ib.q, w->ib.r, w->ib.w, w->ib.pair, w->ib.round, w->UX, w->rs,
+            w->ws, w->rs1, w->ws1, w->z);
     product_free(&w->Sdo);
     product_free(&w->SdE);
     product_free(&w->SX);

@@ -86,9 +86,7 @@ static solve_work solve_open(const dp_chunk_bound *b) {
 }
 
 static void solve_close(solve_work *s) {
-    double *a[] = {s->A, s->pT, s->aT, s->rw, s->ru, s->Drw, s->Dru};
-    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
-        free(a[i]);
+    DP_FREE(s->A, s->pT, s->aT, s->rw, s->ru, s->Drw, s->Dru);
 }
 
 static void matrix_error(dp_chunk_bound *b, solve_work *s) {

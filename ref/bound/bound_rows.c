@@ -14,11 +14,7 @@ dp_pair_error dp_pair_error_new(const dp_rounding *r, int K, int V) {
     return x;
 }
 
-void dp_pair_error_free(dp_pair_error *x) {
-    double *all[] = {x->P, x->H, x->e, x->C, x->eH};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        free(all[i]);
-}
+void dp_pair_error_free(dp_pair_error *x) { DP_FREE(x->P, x->H, x->e, x->C, x->eH); }
 
 /* [K][n] errors of X, from P. */
 static double *rows_X(const dp_chunk_bound *b, const double *P, const double *X) {

@@ -344,12 +344,7 @@ static carrier carrier_new(const dp_problem *p, int hv, int format) {
     return c;
 }
 
-static void carrier_free(carrier *c) {
-    free(c->S);
-    free(c->o);
-    free(c->left);
-    free(c->zero);
-}
+static void carrier_free(carrier *c) { DP_FREE(c->S, c->o, c->left, c->zero); }
 
 dp_status dp_carried_run(const dp_problem *p, int hv, int format, const dp_carried_options *o,
                          dp_carried *out, dp_err *e) {

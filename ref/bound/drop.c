@@ -311,9 +311,7 @@ static void head_of_sequence(const work *a, int seq, int hv) {
     }
     for (int i = 0; i < arrays; i++)
         free(*one[i]);
-    free(h.r);
-    free(h.dr);
-    free(h.read);
+    DP_FREE(h.r, h.dr, h.read);
 }
 
 /* ---- all of it ------------------------------------------------------------------------------ */

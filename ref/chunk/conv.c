@@ -194,10 +194,7 @@ static dp_status rank_open(const conv_sim *s, int r, dp_err *e) {
 
 static void rank_close(conv_rank *k) {
     dp_context_free(&k->ctx);
-    free(k->x);
-    free(k->dx);
-    free(k->dw);
-    free(k->dbias);
+    DP_FREE(k->x, k->dx, k->dw, k->dbias);
 }
 
 /* The rank that owns token t, and the row there. */

@@ -426,10 +426,7 @@ void dp_tensorfile_free(dp_tensorfile *f) {
         free(f->meta_key[i]);
         free(f->meta_value[i]);
     }
-    free(f->tensor);
-    free(f->meta_key);
-    free(f->meta_value);
-    free(f->path);
+    DP_FREE(f->tensor, f->meta_key, f->meta_value, f->path);
     memset(f, 0, sizeof *f);
 }
 

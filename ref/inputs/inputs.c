@@ -596,9 +596,7 @@ static double factor(dp_regime regime, const key_law *law, const double *rate, d
     }
     const double mu =
         (built_norm_up(&t) + sqrt(lost * (1 + ((double)K * K + 64) * 0x1p-52) + 0x1p-1000)) * UP;
-    free(t.e);
-    free(t.k);
-    free(t.beta);
+    DP_FREE(t.e, t.k, t.beta);
     return mu;
 }
 

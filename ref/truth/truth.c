@@ -20,9 +20,7 @@ static void ball_alloc(dp_ball *b, int64_t rows, int64_t width) {
 }
 
 static void ball_free(dp_ball *b) {
-    free(b->hi);
-    free(b->lo);
-    free(b->rad);
+    DP_FREE(b->hi, b->lo, b->rad);
     *b = (dp_ball){0};
 }
 
@@ -176,10 +174,7 @@ static void batch_close(const tr_run *r, batch *b) {
         tr_free_qk(&b->qk[i]);
     for (int i = 0; i < b->n * dp_G(r->p); i++)
         tr_free_head(&b->head[i]);
-    free(b->task);
-    free(b->M);
-    free(b->qk);
-    free(b->head);
+    DP_FREE(b->task, b->M, b->qk, b->head);
 }
 
 static void batch_forward(tr_run *r, batch *b) {

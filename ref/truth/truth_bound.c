@@ -650,9 +650,7 @@ static void backward_radii(bounder *c, const norm_error *in, const norm_error *o
     if (p->A_log)
         r->t->field[DP_RESULT_DA_LOG].rad[c->hv] = log_gate ? 0 : tr_up(s.A.err + terms * s.A.size);
     for (int64_t i = 0; i < kept; i++) {
-        free(of[i].entry);
-        free(of[i].strength);
-        free(of[i].values);
+        DP_FREE(of[i].entry, of[i].strength, of[i].values);
     }
 }
 

@@ -267,11 +267,7 @@ static void dd_batch_close(tr_dd_batch *b) {
         free_all(a->entry, DP_MAX_ENTRIES);
         tr_free_head(&a->norms);
     }
-    free(b->bias);
-    free(b->in);
-    free(b->qk);
-    free(b->head);
-    free(b->task);
+    DP_FREE(b->bias, b->in, b->qk, b->head, b->task);
 }
 
 /* ---- activated rows -------------------------------------------------------------------------- */

@@ -133,12 +133,13 @@ int dp_same_list(double *const *a, double *const *b, int64_t n, int64_t size) {
     return 1;
 }
 
+void dp_free_each(const void *const *pointers, size_t bytes) {
+    for (size_t i = 0; i < bytes / sizeof *pointers; i++)
+        dp_free_at(&pointers[i]);
+}
+
 void dp_free_list(void *list, int64_t n) {
-    for (int64_t i = 0; list && i < n; i++) {
-        void *x;
-        memcpy(&x, (char *)list + i * (int64_t)sizeof x, sizeof x);
-        free(x);
-    }
+    if (list) dp_free_each(list, sizeof list * (size_t)n);
     free(list);
 }
 

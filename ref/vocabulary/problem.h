@@ -102,6 +102,10 @@ void dp_swap(double **a, double **b);
 double **dp_copy_list(double *const *a, int64_t n, int64_t size);
 /* Do two lists have the same bits, NULL at the same places? A list may be NULL, too. */
 int dp_same_list(double *const *a, double *const *b, int64_t n, int64_t size);
+/* Frees each of these pointers. */
+#define DP_FREE(...) \
+    dp_free_each((const void *const[]){__VA_ARGS__}, sizeof((const void *[]){__VA_ARGS__}))
+void dp_free_each(const void *const *pointers, size_t bytes);
 void dp_free_list(void *list, int64_t n); /* n pointers, and the list of them; NULL: nothing */
 /* The same where a problem has its arrays (memory.h). */
 double *dp_doubles_of(const dp_problem *p, int64_t n);
