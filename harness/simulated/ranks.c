@@ -931,9 +931,8 @@ static void sim_do(dp_sim *s, dp_stage stage) {
 /* Arrays once a rank and head. */
 static void alloc_ranks(dp_sim *s) {
     const int64_t n = (int64_t)s->N * s->p->HV;
-    double ***a[] = {&s->S_in, &s->M, &s->H, &s->dS_out, &s->dM, &s->dH};
-    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
-        *a[i] = dp_calloc((size_t)n, sizeof **a[i]);
+    for (int i = 0; i < DP_RANK_TENSORS; i++)
+        s->rank[i] = dp_calloc((size_t)n, sizeof *s->rank[i]);
     s->traj_rank = s->N >= 3 ? 1 : 0;
     s->traj = dp_calloc((size_t)DP_MAX_TRAJ * s->p->HV, sizeof *s->traj);
     s->hit_kept = dp_calloc((size_t)n, 1);
@@ -942,9 +941,8 @@ static void alloc_ranks(dp_sim *s) {
 
 static void free_ranks(dp_sim *s) {
     const int64_t n = (int64_t)s->N * s->p->HV;
-    double **a[] = {s->S_in, s->M, s->H, s->dS_out, s->dM, s->dH};
-    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
-        dp_free_list(a[i], n);
+    for (int i = 0; i < DP_RANK_TENSORS; i++)
+        dp_free_list(s->rank[i], n);
     dp_free_list(s->traj, s->traj ? DP_MAX_TRAJ * s->p->HV : 0);
     if (s->first)
         for (int r = 0; r < s->N; r++)
@@ -1110,11 +1108,8 @@ static void clear(double **a, int64_t n) {
 /* Clears results that an exchange does not make, whatever an earlier run left. */
 static void clear_unmade(dp_sim *s) {
     const int64_t nr = (int64_t)s->N * s->p->HV;
-    double **const pairs[] = {s->M, s->H, s->dM, s->dH}, **const states[] = {s->S_in, s->dS_out};
-    for (int i = 0; i < 4 && !dp_exchanges[s->merge].pairs; i++)
-        clear(pairs[i], nr);
-    for (int i = 0; i < 2 && !dp_exchanges[s->merge].states; i++)
-        clear(states[i], nr);
+    for (int i = 0; i < DP_RANK_TENSORS; i++)
+        if (!dp_exchange_makes(s->merge, i)) clear(s->rank[i], nr);
     if (!dp_exchanges[s->merge].pairs) s->ntraj = 0;
 }
 
