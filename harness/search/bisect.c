@@ -259,10 +259,11 @@ static void bisect_give(dp_bisect_work *w, double *s, double *t, const double *r
 }
 
 /* Gives them the true values of every rank and head that has some. */
-static void bisect_give_list(dp_bisect_work *w, double **s, double **t, double *const *ref,
-                             int64_t n) {
+static void bisect_give_ranks(dp_bisect_work *w, int which) {
+    double **s = w->s.rank[which], **t = w->t.rank[which], **ref = w->ref.rank[which];
     for (int i = 0; i < w->ref.N * w->p->HV; i++)
-        if (s[i] && t[i] && ref[i]) bisect_give(w, s[i], t[i], ref[i], n, DP_BISECT_ARITH);
+        if (s[i] && t[i] && ref[i])
+            bisect_give(w, s[i], t[i], ref[i], dp_rank_width(w->p, which), DP_BISECT_ARITH);
 }
 
 /* A chunk of subject, twin and reference, with its bounds. */
@@ -277,6 +278,12 @@ static dp_bisect_chunk bisect_chunk_of(dp_bisect_work *w, int g, int hv) {
                              g,
                              hv};
 }
+
+static void give_array(dp_bisect_work *w, const dp_bisect_chunk *c, dp_chunk_array x, int how) {
+    bisect_give(w, c->s->array[x], c->t->array[x], c->ref->array[x], dp_chunk_numbers(c->ref, x),
+                how);
+}
+#define GIVE(FIELD, HOW) give_array(w, &c, DP_OF_CHUNK_##FIELD, DP_BISECT_##HOW)
 
 /* ---- the stages ------------------------------------------------------------------------------ */
 
@@ -425,17 +432,16 @@ static void judge_gcum(dp_bisect_work *w, const dp_bisect_chunk *c) {
 }
 
 static void bisect_stage_intra(dp_bisect_work *w) {
-    const int K = w->p->K, R = dp_rows(w->p);
+    const int R = dp_rows(w->p);
     FOR_CHUNKS(c) judge_gcum(w, &c);
     FOR_CHUNKS(c)
     bisect_judge_rows(w, "L", c.at, R, c.ref->n, c.ref->n, c.s->L, c.t->L, c.intra->DL);
     FOR_CHUNKS(c)
     bisect_judge_rows(w, "Aqk", c.at, 1, c.ref->c, c.ref->n, c.s->Aqk, c.t->Aqk, c.intra->DAqk);
     FOR_CHUNKS(c) {
-        bisect_give(w, c.s->gcum, c.t->gcum, c.ref->gcum, (int64_t)c.ref->c * K, DP_BISECT_ARITH);
-        bisect_give(w, c.s->L, c.t->L, c.ref->L, (int64_t)c.ref->n * c.ref->n, DP_BISECT_ARITH);
-        bisect_give(w, c.s->Aqk, c.t->Aqk, c.ref->Aqk, (int64_t)c.ref->c * c.ref->n,
-                    DP_BISECT_STORE);
+        GIVE(gcum, ARITH);
+        GIVE(L, ARITH);
+        GIVE(Aqk, STORE);
     }
 }
 
@@ -444,8 +450,7 @@ static void bisect_stage_solve(dp_bisect_work *w) {
     FOR_CHUNKS(c)
     bisect_judge_rows(w, "Akk", c.at, dp_rows(w->p), c.ref->n, c.ref->n, c.s->Akk, c.t->Akk,
                       c.own->DT);
-    FOR_CHUNKS(c)
-    bisect_give(w, c.s->Akk, c.t->Akk, c.ref->Akk, (int64_t)c.ref->n * c.ref->n, DP_BISECT_STORE);
+    FOR_CHUNKS(c) GIVE(Akk, STORE);
 }
 
 static void bisect_stage_wy(dp_bisect_work *w) {
@@ -456,13 +461,12 @@ static void bisect_stage_wy(dp_bisect_work *w) {
     FOR_CHUNKS(c) bisect_judge_rows(w, "w", c.at, R, c.ref->n, K, c.s->w, c.t->w, c.own->Dw);
     FOR_CHUNKS(c) bisect_judge_rows(w, "u", c.at, R, c.ref->n, V, c.s->u, c.t->u, c.own->Du);
     FOR_CHUNKS(c) {
-        const int64_t nK = (int64_t)c.ref->n * K;
-        bisect_give(w, c.s->eC, c.t->eC, c.ref->eC, K, DP_BISECT_ARITH);
-        bisect_give(w, c.s->kgam, c.t->kgam, c.ref->kgam, nK, DP_BISECT_ARITH);
-        bisect_give(w, c.s->kg, c.t->kg, c.ref->kg, nK, DP_BISECT_STORE);
-        bisect_give(w, c.s->qg, c.t->qg, c.ref->qg, (int64_t)c.ref->c * K, DP_BISECT_STORE);
-        bisect_give(w, c.s->w, c.t->w, c.ref->w, nK, DP_BISECT_STORE);
-        bisect_give(w, c.s->u, c.t->u, c.ref->u, (int64_t)c.ref->n * V, DP_BISECT_STORE);
+        GIVE(eC, ARITH);
+        GIVE(kgam, ARITH);
+        GIVE(kg, STORE);
+        GIVE(qg, STORE);
+        GIVE(w, STORE);
+        GIVE(u, STORE);
     }
 }
 
@@ -803,22 +807,18 @@ static void judge_H(dp_bisect_work *w, int back, int r, int hv, int sub, const d
 static void bisect_stage_pre(dp_bisect_work *w) {
     const dp_problem *p = w->p;
     const int HV = p->HV, N = w->ref.N, backward = dp_stage_is_backward(w->stage);
-    dp_sim *s = &w->s, *t = &w->t, *ref = &w->ref;
-    double **sM = backward ? s->dM : s->M, **tM = backward ? t->dM : t->M,
-           **sH = backward ? s->dH : s->H, **tH = backward ? t->dH : t->H;
+    const int of[] = {backward ? DP_RANK_DM : DP_RANK_M, backward ? DP_RANK_DH : DP_RANK_H};
     for (int what = 0; what < 2; what++)
         for (int k = 0; k < N; k++)
             for (int hv = 0; hv < HV; hv++) {
                 const int r = backward ? N - 1 - k : k, i = r * HV + hv,
-                          sub = backward ? 0 : ref->ctx[r].nlocal - 1;
-                if (!tM[i]) continue;
-                if (what)
-                    judge_H(w, backward, r, hv, sub, sH[i], tH[i]);
-                else
-                    judge_M(w, backward, r, hv, sub, sM[i], tM[i]);
+                          sub = backward ? 0 : w->ref.ctx[r].nlocal - 1;
+                if (w->t.rank[of[0]][i])
+                    (what ? judge_H : judge_M)(w, backward, r, hv, sub, w->s.rank[of[what]][i],
+                                               w->t.rank[of[what]][i]);
             }
-    bisect_give_list(w, sM, tM, backward ? ref->dM : ref->M, (int64_t)p->K * p->K);
-    bisect_give_list(w, sH, tH, backward ? ref->dH : ref->H, (int64_t)p->K * p->V);
+    bisect_give_ranks(w, of[0]);
+    bisect_give_ranks(w, of[1]);
 }
 
 /* The roundings of the exchange itself: pairs, and the inputs of passes, are without error. */
@@ -841,20 +841,18 @@ static double **exchange_errors(const dp_bisect_work *w, int dir) {
 /* Judges stage merge_fwd or merge_bwd. */
 static void bisect_stage_merge(dp_bisect_work *w) {
     const dp_problem *p = w->p;
-    const int HV = p->HV, K = p->K, V = p->V, N = w->ref.N;
-    const int backward = dp_stage_is_backward(w->stage);
-    dp_sim *ref = &w->ref;
-    double **e = exchange_errors(w, backward ? -1 : 1), **s = backward ? w->s.dS_out : w->s.S_in,
-           **t = backward ? w->t.dS_out : w->t.S_in;
+    const int HV = p->HV, N = w->ref.N, backward = dp_stage_is_backward(w->stage),
+              which = backward ? DP_RANK_DS_OUT : DP_RANK_S_IN;
+    double **e = exchange_errors(w, backward ? -1 : 1);
     for (int k = 0; k < N; k++)
         for (int hv = 0; hv < HV; hv++) {
             const int r = backward ? N - 1 - k : k, i = r * HV + hv;
             if (!e[i]) continue;
-            bisect_judge_rows(w, backward ? "dS_out" : "S_in",
-                              bisect_rank_place(w, r, hv, backward ? ref->ctx[r].nlocal - 1 : 0), 0,
-                              K, V, s[i], t[i], entries(w, e[i]));
+            const int sub = backward ? w->ref.ctx[r].nlocal - 1 : 0;
+            bisect_judge_rows(w, dp_rank_name(which), bisect_rank_place(w, r, hv, sub), 0, p->K,
+                              p->V, w->s.rank[which][i], w->t.rank[which][i], entries(w, e[i]));
         }
-    bisect_give_list(w, s, t, backward ? ref->dS_out : ref->S_in, (int64_t)K * V);
+    bisect_give_ranks(w, which);
     dp_free_list(e, (int64_t)N * HV);
 }
 
@@ -878,35 +876,35 @@ static void bisect_stage_state(dp_bisect_work *w) {
               back = dp_stage_is_backward(w->stage) && !recompute;
     const int64_t KV = (int64_t)K * V, size = dp_state_error_size(&w->r, K, V);
     const dp_error_bound_base own = own_bounds(w);
-    const double *last_s = back ? w->s.out.ds0 : w->s.out.final_state,
-                 *last_t = back ? w->t.out.ds0 : w->t.out.final_state;
+    const dp_chunk_array h = back ? DP_OF_CHUNK_dh : DP_OF_CHUNK_h,
+                         x = back ? DP_OF_CHUNK_dv_new : DP_OF_CHUNK_v_new;
+    const dp_result_id last = back ? DP_RESULT_DS0 : DP_RESULT_FINAL_STATE;
+    const double *last_s = w->s.out.out[last], *last_t = w->t.out.out[last];
     DP_OWN double *all = dp_doubles((int64_t)w->ref.ngroup * p->HV * size);
     FOR_CHUNKS_IN(c, back) { /* the error that enters each chunk, and behind the last one */
         const int r = c.at.rank, sub = w->ref.group[c.g].sub, next_g = c.g + (back ? -1 : 1);
         const int inside = next_g >= w->ref.first[r][sub] && next_g < w->ref.first[r][sub + 1];
         double *e = all + ((int64_t)c.g * p->HV + c.hv) * size;
         DP_OWN double *next = dp_copy(e, size), *DX = dp_doubles((int64_t)c.ref->n * V);
-        bisect_judge_rows(w, back ? "dh" : "h", c.at, 0, K, V, back ? c.s->dh : c.s->h,
-                          back ? c.t->dh : c.t->h, entries(w, e));
+        bisect_judge_rows(w, back ? "dh" : "h", c.at, 0, K, V, c.s->array[h], c.t->array[h],
+                          entries(w, e));
         dp_error_bound_step(&own, back, c.g, c.hv, NULL, next, DX);
         through(w, back ? c.ref->kg : c.ref->w, c.ref->n, e, DX);
         bisect_judge_rows(w, back ? "dv_new" : "v_new", c.at, dp_rows(p), c.ref->n, V,
-                          back ? c.s->dv_new : c.s->v_new, back ? c.t->dv_new : c.t->v_new, DX);
+                          c.s->array[x], c.t->array[x], DX);
         if (inside)
             memcpy(all + ((int64_t)next_g * p->HV + c.hv) * size, next,
                    sizeof(double) * (size_t)size);
         else if (!recompute && last_s &&
                  (back ? dp_sim_starts_here : dp_sim_ends_here)(&w->ref, r, sub)) {
             const int64_t z = (c.at.sequence * (int64_t)p->HV + c.hv) * KV;
-            bisect_judge_rows(w, back ? "ds0" : "final_state", c.at, 0, K, V, last_s + z,
-                              last_t + z, entries(w, next));
+            bisect_judge_rows(w, dp_result_fields[last].name, c.at, 0, K, V, last_s + z, last_t + z,
+                              entries(w, next));
         }
     }
     FOR_CHUNKS(c) {
-        bisect_give(w, back ? c.s->dh : c.s->h, back ? c.t->dh : c.t->h,
-                    back ? c.ref->dh : c.ref->h, KV, DP_BISECT_ARITH);
-        bisect_give(w, back ? c.s->dv_new : c.s->v_new, back ? c.t->dv_new : c.t->v_new,
-                    back ? c.ref->dv_new : c.ref->v_new, (int64_t)c.ref->n * V, DP_BISECT_STORE);
+        give_array(w, &c, h, DP_BISECT_ARITH);
+        give_array(w, &c, x, DP_BISECT_STORE);
     }
 }
 
@@ -955,9 +953,7 @@ static void bisect_stage_dAv(dp_bisect_work *w) {
             }
         bisect_judge_rows(w, "dv_local", c.at, dp_rows(p), n, V, c.s->dv_local, c.t->dv_local, D);
     }
-    FOR_CHUNKS(c)
-    bisect_give(w, c.s->dv_local, c.t->dv_local, c.ref->dv_local, (int64_t)c.ref->n * V,
-                DP_BISECT_STORE);
+    FOR_CHUNKS(c) GIVE(dv_local, STORE);
 }
 
 static void bisect_stage_with_last(DP_UNUSED dp_bisect_work *w) {} /* with the stage before it */

@@ -21,14 +21,9 @@ static void chunk_stages(const dp_sim *s, int g, int hv, uint64_t *h, int64_t st
     mix(&h[DP_STAGE_INTRA * step], c->L, (int64_t)c->n * c->n);
     mix(&h[DP_STAGE_WY * step], c->eC, c->K);
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
-        int per;
-        int64_t width, stride, used;
         const dp_stage_tensor_info *x = &dp_stage_tensors[i];
         if (x->kind == DP_PER_RANK) continue;
-        dp_stage_tensor_token_row(s->p, i, &per, &width);
-        dp_stage_tensor_columns(c, i, 0, width, &stride, &used);
-        mix(&h[x->made_by * step], dp_stage_tensor_in_chunk(c, i),
-            x->kind == DP_PER_CHUNK ? (int64_t)c->K * c->V : c->c * per * stride);
+        mix(&h[x->made_by * step], c->array[x->array], dp_chunk_numbers(c, x->array));
     }
 }
 
