@@ -289,11 +289,7 @@ void dp_bound_exact(dp_chunk_bound *b) {
 }
 
 void dp_bound_free(dp_chunk_bound *b) {
-    double **a[] = {&b->eq,  &b->ek,       &b->ee,  &b->ev, &b->Dcum, &b->Dexp, &b->Dend,
-                    &b->DeC, &b->DeC_held, &b->DL,  &b->DA, &b->DT,   &b->DAqk, &b->Dw,
-                    &b->Du,  &b->Dkg,      &b->Dqg, &b->DM, &b->DF,   &b->M};
-    for (size_t i = 0; i < sizeof a / sizeof *a; i++) {
-        free(*a[i]);
-        *a[i] = NULL;
-    }
+    DP_FREE(b->eq, b->ek, b->ee, b->ev, b->Dcum, b->Dexp, b->Dend, b->DeC, b->DeC_held, b->DL,
+            b->DA, b->DT, b->DAqk, b->Dw, b->Du, b->Dkg, b->Dqg, b->DM, b->DF, b->M);
+    *b = (dp_chunk_bound){0};
 }
