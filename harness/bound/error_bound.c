@@ -422,9 +422,9 @@ static void bound_chunk(dp_error_bound_base *w, int g, int hv, const double *hel
                         of_v = {(t0 * p->HV + hv) * R, (int64_t)p->HV * R, R, c * R, p->V};
     dp_input_error in = w->in;
     double row = 0, *at = p->l2norm ? &row : NULL;
-    DP_OWN double *rq = raw_error_rows(&w->r, p->q, w->raw_error.q, of_q, at),
-                  *rk = raw_error_rows(&w->r, p->k, w->raw_error.k, of_k, at),
-                  *rv = raw_error_rows(&w->r, p->v, w->raw_error.v, of_v, NULL);
+    DP_OWN double *rq = raw_error_rows(&w->r, p->q, w->raw_error.of[DP_QKV_Q], of_q, at),
+                  *rk = raw_error_rows(&w->r, p->k, w->raw_error.of[DP_QKV_K], of_k, at),
+                  *rv = raw_error_rows(&w->r, p->v, w->raw_error.of[DP_QKV_V], of_v, NULL);
     turned_errors(w, g, hv, &rq, &rk);
     in.g = w->Dg + (t0 * p->HV + hv) * dp_Kg(p);
     in.held = held ? held + i * p->K : NULL;
@@ -590,9 +590,9 @@ static key_side side_of(const group_work *x, int qkv, int R) {
     const dp_problem *p = s->p;
     const int is_q = qkv == DP_QKV_Q;
     key_side a = {.x = is_q ? p->q : p->k,
-                  .raw = is_q ? x->w->raw_error.q : x->w->raw_error.k,
+                  .raw = x->w->raw_error.of[qkv],
                   .rstd = is_q ? s->rstd_q : s->rstd_k,
-                  .result = is_q ? DP_RESULT_DQ : DP_RESULT_DK,
+                  .result = dp_qkv_gradient(qkv),
                   .qkv = qkv,
                   .R = R,
                   .rows = x->c * R};

@@ -25,7 +25,7 @@ dp_gate_error dp_error_bound_gate(const dp_problem *p, int64_t t, int hv, int c,
  * step). NULL: it gets them. In an activated row they count as relative errors of the entries and,
  * through its 1/norm, of the whole. */
 typedef struct {
-    double *q, *k, *v;
+    double *of[DP_NQKV];
 } dp_raw_error;
 
 /* The part that no chain format changes: reference run and chunk bounds of (problem, base, N). */

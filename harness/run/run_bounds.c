@@ -203,19 +203,16 @@ void dp_bound_bases_free(dp_bound_bases *w) {
 /* n bytes of `what`, then the input errors: all that bounds depend on besides the problem. */
 static void *with_raw_error(const void *what, size_t n, const dp_problem *p, const dp_raw_error *g,
                             size_t *size) {
-    const double *part[] = {g ? g->q : NULL, g ? g->k : NULL, g ? g->v : NULL};
-    const size_t len[] = {sizeof(double) * (size_t)(p->T * p->H * p->K),
-                          sizeof(double) * (size_t)(p->T * p->H * p->R * p->K),
-                          sizeof(double) * (size_t)(p->T * p->HV * p->R * p->V)};
-    char *all = dp_calloc(n + len[0] + len[1] + len[2] + 3, 1);
+    char *all = dp_alloc(1, n);
     memcpy(all, what, n);
     *size = n;
-    for (int i = 0; g && i < 3; i++) {
-        all[(*size)++] = part[i] != NULL;
-        if (part[i]) {
-            memcpy(all + *size, part[i], len[i]);
-            *size += len[i];
-        }
+    for (int i = 0; g && i < DP_NQKV; i++) {
+        const size_t each = sizeof(double), len = (size_t)dp_input_count(p, dp_qkv_input(i));
+        const size_t own = g->of[i] ? len * each : 0;
+        all = dp_realloc(all, *size + 1 + own);
+        all[(*size)++] = g->of[i] != NULL;
+        if (own) memcpy(all + *size, g->of[i], own);
+        *size += own;
     }
     return all;
 }

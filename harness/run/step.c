@@ -13,11 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static double **error_of(dp_raw_error *e, int i) {
-    double **const at[DP_NQKV] = {[DP_QKV_Q] = &e->q, [DP_QKV_K] = &e->k, [DP_QKV_V] = &e->v};
-    return at[i];
-}
-
 /* ---- the subject ----------------------------------------------------------------------------- */
 
 static void conv_bound(const dp_conv *v, const dp_step_run *s, dp_conv_result *b) {
@@ -74,7 +69,7 @@ static void put(const dp_case *c, int i, double *y, dp_step_run *s) {
     dp_conv_result_alloc(&b, &c->step.conv[i]);
     conv_bound(&c->step.conv[i], s, &b);
     s->p.in[dp_qkv_input(i)] = y;
-    *error_of(&s->err, i) = b.y;
+    s->err.of[i] = b.y;
 }
 
 dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, dp_fault fault,
@@ -108,7 +103,7 @@ void dp_step_run_free(const dp_case *c, dp_step_run *s) {
     for (int i = 0; i < DP_NQKV; i++)
         if (c->step.on[i] && s->p.in[dp_qkv_input(i)] != c->p.in[dp_qkv_input(i)]) {
             free(s->p.in[dp_qkv_input(i)]);
-            free(*error_of(&s->err, i));
+            free(s->err.of[i]);
         }
     free(s->hit);
     *s = (dp_step_run){0};
@@ -185,14 +180,6 @@ static void judge(const place_ctx *x, int kind, int64_t rows, const double *got,
     in.tokens = tokens ? p->T : 0;
     in.draws = d && d->err2 ? d : NULL;
     dp_compare(&in, &run->tensor[run->ntensor++]);
-}
-
-static double *transposed(const double *x, int D, int W) { /* [D][W] -> [W][D] */
-    double *y = dp_doubles((int64_t)D * W);
-    for (int64_t d = 0; d < D; d++)
-        for (int64_t j = 0; j < W; j++)
-            y[j * D + d] = x[d * W + j];
-    return y;
 }
 
 /* |silu'(pre)| of every token and channel, upward; 1 without silu. */
@@ -301,7 +288,7 @@ static double *as_rows(const dp_conv *v, const dp_conv_result *r, int kind) {
     int64_t rows;
     int width;
     dp_conv_result_shape(v, kind, &rows, &width);
-    return kind == DP_CONV_DW ? transposed(x, v->D, v->W) : dp_copy(x, rows * width);
+    return kind == DP_CONV_DW ? dp_conv_by_tap(v, x) : dp_copy(x, rows * width);
 }
 
 static const double *sum_of(const sums *s, int kind) {
@@ -325,9 +312,7 @@ static int64_t judge_result(const place_ctx *x, const conv_standard *std, int ki
         b[z] += sum_of(&through[1], kind)[z];
     }
     judge(x, kind, rows, made, is, r, b, run);
-    double *all[] = {is, radius, bound, made, r, b};
-    for (int i = 0; i < 6; i++)
-        free(all[i]);
+    DP_FREE(is, radius, bound, made, r, b);
     return rows;
 }
 
@@ -384,8 +369,7 @@ void dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s
         const int width = dp_qkv_width(p, i);
         if (!c->step.on[i]) continue;
         DP_OWN double *r = dp_norms_up(c->step.rad[i].y, p->T * dp_qkv_heads(p, i), width),
-                      *bound = dp_norms_up(*error_of((dp_raw_error *)&s->err, i),
-                                           p->T * dp_qkv_heads(p, i), width);
+                      *bound = dp_norms_up(s->err.of[i], p->T * dp_qkv_heads(p, i), width);
         judge(&at, DP_CONV_Y, p->T * dp_qkv_heads(p, i), s->p.in[dp_qkv_input(i)],
               p->in[dp_qkv_input(i)], r, bound, run);
         if (s->d[i].dx) judge_backward(&at, truth, s, b, run);

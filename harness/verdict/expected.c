@@ -880,8 +880,7 @@ static void add_ranks(const drawn_pair *a, int tensor) {
     add(a, map, got, want, &a->x->rank[tensor]);
 }
 
-/* dw [D][W] as rows of a tap and head: [W][D]. */
-static double *by_tap(const dp_conv *v, const double *dw) {
+double *dp_conv_by_tap(const dp_conv *v, const double *dw) {
     double *y = dp_doubles((int64_t)v->D * v->W);
     for (int d = 0; d < v->D; d++)
         for (int j = 0; j < v->W; j++)
@@ -896,8 +895,8 @@ static void add_front(const drawn_pair *a, int i) {
     if (!v->x) return;
     if (a->pass[0]) add(a, &a->l->step[DP_CONV_Y][i], g->y, w->y, &a->x->step[DP_CONV_Y][i]);
     if (!a->pass[1] || !a->l->rq->backward) return;
-    DP_OWN double *dw = by_tap(v, g->dw);
-    DP_OWN double *want = by_tap(v, w->dw);
+    DP_OWN double *dw = dp_conv_by_tap(v, g->dw);
+    DP_OWN double *want = dp_conv_by_tap(v, w->dw);
     add(a, &a->l->step[DP_CONV_DX][i], g->dx, w->dx, &a->x->step[DP_CONV_DX][i]);
     add(a, &a->l->step[DP_CONV_DW][i], dw, want, &a->x->step[DP_CONV_DW][i]);
     if (v->bias)
