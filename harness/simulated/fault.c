@@ -1,7 +1,6 @@
 /* The table of deliberate faults (fault.h, faults.inc). */
 #include "fault.h"
 #include "harness/case/operations.h"
-#include "ref/vocabulary/text.h"
 
 #include <string.h>
 
@@ -43,8 +42,3 @@ unsigned dp_fault_kind(dp_fault f) {
 
 int dp_fault_by_run(dp_fault f) { return dp_fault_kind(f) == DP_FAULTS_OF_REPEATS; }
 int dp_fault_of_calls(dp_fault f) { return dp_fault_kind(f) == DP_FAULTS_OF_CALLS; }
-
-/* One of several: "intra_bwd/gate_bwd". */
-int dp_fault_lives_in(dp_fault f, const char *stage) {
-    return stage && dp_is_listed(stage, dp_faults[f].stage, '/');
-}

@@ -41,6 +41,3 @@ static inline int dp_fault_shows(dp_fault f, unsigned kinds) {
 }
 int dp_fault_by_run(dp_fault f);   /* shows between runs of the same inputs alone */
 int dp_fault_of_calls(dp_fault f); /* of data that the calls of a session pass on */
-int dp_fault_lives_in(
-    dp_fault f,
-    const char *stage); /* is it the fault's stage, or one of several? 0 for "" and NULL */

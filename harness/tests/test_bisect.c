@@ -2,6 +2,7 @@
  * bound. */
 #include "cases.h"
 #include "harness/search/bisect.h"
+#include "ref/vocabulary/text.h"
 #include "sanitized.h"
 
 #include <omp.h>
@@ -16,6 +17,11 @@ typedef struct {
     dp_format chain;
     const char *tensor;
 } found;
+/* One of several: "intra_bwd/gate_bwd". */
+static int lives_in(dp_fault f, const char *stage) {
+    return dp_is_listed(stage, dp_faults[f].stage, '/');
+}
+
 static const found STAGE[] = {
     {DP_FAULT_MERGE_NEAREST_FIRST, "weak-heads", 4, DP_BASE_BF16, DP_BF16ST, "S_in"},
     {DP_FAULT_BEFORE_FIRST, "museum/halo", 4, DP_BASE_FP32, DP_FP32, "q"},
@@ -140,9 +146,8 @@ static void check_found(const found *f, dp_own own) {
         gt_fail(__FILE__, __LINE__, name, "on %s: no stage is wrong", c.name);
     else {
         const dp_bisect_row *x = &b.stage[b.first];
-        CHECK(dp_fault_lives_in(f->fault, dp_stage_names[b.first]),
-              "%s on %s: found in %s, lives in %s", name, c.name, dp_stage_names[b.first],
-              dp_faults[f->fault].stage);
+        CHECK(lives_in(f->fault, dp_stage_names[b.first]), "%s on %s: found in %s, lives in %s",
+              name, c.name, dp_stage_names[b.first], dp_faults[f->fault].stage);
         CHECK(!strcmp(x->tensor, f->tensor), "%s on %s: %s, not %s", name, c.name, x->tensor,
               f->tensor);
         CHECK(acts(&p, &how, &x->first.at),
@@ -287,7 +292,7 @@ DP_TEST(bisect, one_fault_one_wrong_stage) {
                                    1, DP_PAYLOAD_FULL};
         REQUIRE(!dp_bisect_sim(&c.p, &how, 1, 1, &b, &e), "%s", e.msg);
         for (int s = 0; s < DP_NSTAGES; s++) {
-            const int here = dp_fault_lives_in(F[i], dp_stage_names[s]),
+            const int here = lives_in(F[i], dp_stage_names[s]),
                       with = F[i] == DP_FAULT_HALF_CHUNK &&
                              s == DP_STAGE_INTRA_BWD; /* damages dk too */
             CHECK(with || !b.stage[s].fails == !here, "%s: %s %s at %.3g of its bound",
