@@ -50,24 +50,17 @@ typedef struct dp_memory {
     void (*set)(double *x, const int64_t *at, const double *value, int64_t n); /* some entries */
 } dp_memory;
 
-/* The numbers of an array wherever it lies: to this process and back. */
-static inline void dp_memory_get(const dp_memory *s, double *host, const double *from, int64_t n) {
-    if (s)
-        s->get(host, from, n);
-    else
-        memcpy(host, from, sizeof *host * (size_t)n);
-}
-static inline void dp_memory_put(const dp_memory *s, double *to, const double *host, int64_t n) {
-    if (s)
-        s->put(to, host, n);
-    else
-        memcpy(to, host, sizeof *host * (size_t)n);
-}
-static inline void dp_memory_move(const dp_memory *s, double *to, const double *from, int64_t n) {
-    if (s)
-        s->move(to, from, n);
-    else
-        memcpy(to, from, sizeof *to * (size_t)n);
-}
+/* The numbers of an array wherever it lies: to this process and back, and from one to another. */
+#define DP_MEMORY_MOVES(NAME)                                                               \
+    static inline void dp_memory_##NAME(const dp_memory *s, double *to, const double *from, \
+                                        int64_t n) {                                        \
+        if (s)                                                                              \
+            s->NAME(to, from, n);                                                           \
+        else                                                                                \
+            memcpy(to, from, sizeof *to *(size_t)n);                                        \
+    }
+DP_MEMORY_MOVES(get)
+DP_MEMORY_MOVES(put)
+DP_MEMORY_MOVES(move)
 
 DP_C_END
