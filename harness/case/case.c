@@ -697,9 +697,7 @@ static double active_write(const dp_problem *p, int64_t t, int hv) {
     double sum = 0;
     for (int j = 0; j < p->R; j++) {
         const double *k = p->k + ((t * p->H + hv / dp_G(p)) * p->R + j) * p->K;
-        double n = 0;
-        for (int i = 0; i < p->K; i++)
-            n += k[i] * k[i];
+        const double n = dp_squares(k, p->K);
         sum += form->times * dp_curve_at(form->curve, p->beta[(t * p->HV + hv) * p->R + j]) *
                (p->l2norm ? n / (n + DP_L2_EPS) : n);
     }

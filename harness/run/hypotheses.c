@@ -209,10 +209,8 @@ static double norm_clamped(double sum, int K) { return (void)K, fmax(sqrt(sum), 
 
 static void normalise(dp_tensor *t, int K, double (*divisor)(double sum, int K)) {
     for (int64_t r = 0; t && r < t->n / K; r++) {
-        double *x = t->data + r * K, sum = 0;
-        for (int j = 0; j < K; j++)
-            sum += x[j] * x[j];
-        const double by = divisor(sum, K);
+        double *x = t->data + r * K;
+        const double by = divisor(dp_squares(x, K), K);
         for (int j = 0; j < K && by > 0; j++)
             x[j] /= by;
     }

@@ -20,10 +20,7 @@ double dp_norm_fro(int64_t n, const double *A) {
 }
 
 double dp_norm_up(int64_t n, const double *x) {
-    double s = 0;
-    for (int64_t i = 0; i < n; i++)
-        s += x[i] * x[i];
-    return sqrt(s) * (1 + (double)(n + 4) * 0x1p-52);
+    return sqrt(dp_squares(x, n)) * (1 + (double)(n + 4) * 0x1p-52);
 }
 
 double *dp_norms_up(const double *x, int64_t rows, int width) {

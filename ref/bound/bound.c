@@ -67,10 +67,7 @@ double dp_chain_error_norm(const dp_rounding *r, int K, const double *b) {
 }
 
 double dp_error_fro(const dp_rounding *r, const double *D, int64_t n) {
-    double s = 0;
-    for (int64_t i = 0; i < n; i++)
-        s += r->p == 2 ? D[i] : D[i] * D[i];
-    return (r->p == 2 ? DP_LAMBDA : 1) * sqrt(s);
+    return dp_bound_final(r, dp_bound_error_norm(r, D, n));
 }
 
 double dp_sum_error(const dp_rounding *r, int n) {
@@ -95,7 +92,6 @@ double *dp_bound_pwof(const dp_rounding *r, const double *x, int64_t n) {
     return y;
 }
 
-/* C += a op(A) op(B), all non-negative */
 void dp_bound_addmm(double a, int ta, int tb, int m, int n, int k, const double *A, const double *B,
                     double *C) {
     dp_add_mul_f64((dp_shape){ta, tb, m, n, k}, a, A, B, C);
@@ -107,13 +103,11 @@ double *dp_bound_product(int ta, int tb, int m, int n, int k, const double *A, c
     return C;
 }
 
-/* D += (a |x|)^p */
 void dp_bound_add_scaled(const dp_rounding *r, double a, const double *x, int64_t n, double *D) {
     for (int64_t i = 0; i < n; i++)
         D[i] += dp_pw(r, a * x[i]);
 }
 
-/* D += (a |A||B|)^p: what summation costs */
 void dp_bound_add_sum(const dp_rounding *r, double a, int ta, int tb, int m, int n, int k,
                       const double *aA, const double *aB, double *D) {
     DP_OWN double *S = dp_bound_product(ta, tb, m, n, k, aA, aB);
@@ -138,12 +132,7 @@ void dp_bound_add_const(double a, int64_t n, double *D) {
         D[i] += a;
 }
 
-double dp_bound_norm2(const double *x, int n) {
-    double s = 0;
-    for (int i = 0; i < n; i++)
-        s += x[i] * x[i];
-    return sqrt(s);
-}
+double dp_bound_norm2(const double *x, int n) { return sqrt(dp_squares(x, n)); }
 
 double dp_bound_column_norm(const double *A, int m, int n, int j) {
     double s = 0;
@@ -152,10 +141,9 @@ double dp_bound_column_norm(const double *A, int m, int n, int j) {
     return sqrt(s);
 }
 
-/* p-th power of the 2-norm of a vector of errors whose p-th powers are D. */
-double dp_bound_error_norm(const dp_rounding *r, const double *D, int n) {
+double dp_bound_error_norm(const dp_rounding *r, const double *D, int64_t n) {
     double s = 0;
-    for (int i = 0; i < n; i++)
+    for (int64_t i = 0; i < n; i++)
         s += r->p == 2 ? D[i] : D[i] * D[i];
     return r->p == 2 ? s : sqrt(s);
 }

@@ -31,7 +31,7 @@ double dp_bound_norm2(const double *x, int n);
 /* 2-norm of column j of A [m][n]. */
 double dp_bound_column_norm(const double *A, int m, int n, int j);
 /* p-th power of the 2-norm of a vector of errors whose p-th powers are D. */
-double dp_bound_error_norm(const dp_rounding *r, const double *D, int n);
+double dp_bound_error_norm(const dp_rounding *r, const double *D, int64_t n);
 
 /* bound_state.c */
 /* D[i][v] += what an error e of the state adds to sens * state; p = 2. */

@@ -76,7 +76,6 @@ void dp_bound_state(const dp_chunk_bound *b, const double *S, double *e, double 
     if (DXout) memcpy(DXout, DX, sizeof(double) * nV);
 }
 
-/* D[i][v] += what an error e of the state adds to sens * state; p = 2 */
 void dp_bound_propagate(const dp_rounding *r, const double *sens, int n, int K, int V,
                         const double *e, double *D) {
     DP_OWN double *p = dp_bound_pwof(r, sens, (int64_t)n * K);

@@ -74,15 +74,8 @@ double dp_log_exact_bits(double x) {
 
 /* ---- vectors --------------------------------------------------------------------------------- */
 
-static double sum_of_squares(const double *x, int n) {
-    double s = 0;
-    for (int i = 0; i < n; i++)
-        s += x[i] * x[i];
-    return s;
-}
-
 static void normalise(double *x, int n) {
-    const double r = sqrt(sum_of_squares(x, n));
+    const double r = sqrt(dp_squares(x, n));
     if (r > 0)
         for (int i = 0; i < n; i++)
             x[i] /= r;
@@ -555,7 +548,7 @@ static double built_norm_up(const tokens *t) {
     const double c = 1 + (K + 4) * 0x1p-52;
     double P = 1, E = 0;
     for (int s = 0; s < DP_CHUNK; s++) {
-        const double bn = t->beta[s] * sum_of_squares(t->k + s * K, K) * c;
+        const double bn = t->beta[s] * dp_squares(t->k + s * K, K) * c;
         double emax = 0;
         for (int i = 0; i < K; i++)
             emax = t->e[s * K + i] > emax ? t->e[s * K + i] : emax;

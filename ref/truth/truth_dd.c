@@ -277,10 +277,7 @@ static int64_t place(const tr_dd_batch *b, int64_t t0, int64_t t) { return t - t
 
 /* >= the 2-norm of K numbers, which are good to 2^-40. */
 static ld row_norm(int K, const double *y) {
-    double ss = 0;
-    for (int i = 0; i < K; i++)
-        ss += y[i] * y[i];
-    return sqrt(ss) * TR_DD_SLACK + 0x1p-500; /* squares that underflowed */
+    return sqrt(dp_squares(y, K)) * TR_DD_SLACK + 0x1p-500; /* squares that underflowed */
 }
 
 /* rstd_up: NULL: no norm */

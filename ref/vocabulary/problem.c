@@ -133,6 +133,13 @@ int dp_same_list(double *const *a, double *const *b, int64_t n, int64_t size) {
     return 1;
 }
 
+double dp_squares(const double *x, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += x[i] * x[i];
+    return sum;
+}
+
 void dp_free_each(const void *const *pointers, size_t bytes) {
     for (size_t i = 0; i < bytes / sizeof *pointers; i++)
         dp_free_at(&pointers[i]);

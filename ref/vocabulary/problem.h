@@ -93,10 +93,11 @@ char *dp_text_new(const char *fmt, ...) /* likewise, as printf */
     __attribute__((format(printf, 1, 2)));
 /* Adds to the text that stands in to [size], cut to fit. */
 void dp_text_add(char *to, size_t size, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-void *dp_realloc(void *x, size_t bytes);     /* likewise */
-double *dp_doubles(int64_t n);               /* n zeros */
-double *dp_copy(const double *x, int64_t n); /* NULL for NULL */
-double *dp_identity(int n);                  /* [n][n] */
+void *dp_realloc(void *x, size_t bytes);       /* likewise */
+double *dp_doubles(int64_t n);                 /* n zeros */
+double *dp_copy(const double *x, int64_t n);   /* NULL for NULL */
+double *dp_identity(int n);                    /* [n][n] */
+double dp_squares(const double *x, int64_t n); /* their sum */
 void dp_swap(double **a, double **b);
 /* Copies n arrays of a size, NULL where one is, to be freed with dp_free_list. */
 double **dp_copy_list(double *const *a, int64_t n, int64_t size);

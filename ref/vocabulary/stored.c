@@ -112,13 +112,6 @@ void dp_store_state(dp_format f, int heads, int K, int V, double *S) {
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
-static double norm(const double *x, int64_t n) {
-    double sum = 0;
-    for (int64_t i = 0; i < n; i++)
-        sum += x[i] * x[i];
-    return sqrt(sum);
-}
-
 static double most_of_all(int heads, int64_t KV, const double *S, const double *off) {
     double most = 0;
     for (int h = 0; h < heads; h++)
@@ -146,7 +139,7 @@ static double of_spacing(dp_format f, int heads, int K, int V, const double *S, 
 double dp_stored_error(dp_format f, int heads, int K, int V, const double *S, const double *off,
                        int h) {
     const int64_t KV = (int64_t)K * V;
-    const double size = norm(S + h * KV, KV) + off[h], all = sqrt((double)KV);
+    const double size = sqrt(dp_squares(S + h * KV, KV)) + off[h], all = sqrt((double)KV);
     if (f == DP_FP64) return 0;
     if (dp_stored_has_scale(f)) {
         const element e = element_of(f);
