@@ -303,12 +303,11 @@ static int has_front(const dp_drawn_run *x) { return x->conv[0].x || x->conv[1].
 
 /* q, k and v that come out of convolutions: of all tokens at once, which have the bits of calls. */
 static void open_front(dp_drawn_run *x, const dp_conv conv[3]) {
-    double **const input[3] = {&x->p.q, &x->p.k, &x->p.v};
     for (int i = 0; i < 3; i++) {
         x->conv[i] = conv[i];
         if (!conv[i].x) continue;
         convolve(x, i, NULL);
-        *input[i] = dp_copy(x->front[i].y, conv[i].T * conv[i].D);
+        x->p.in[dp_qkv_input(i)] = dp_copy(x->front[i].y, conv[i].T * conv[i].D);
     }
 }
 
@@ -331,14 +330,13 @@ static void forget_recurrent(dp_drawn_run *x) {
 }
 
 void dp_drawn_close(dp_drawn_run *x) {
-    double *const input[3] = {x->p.q, x->p.k, x->p.v};
     if (has_sim(x))
         dp_sim_free(&x->sim);
     else
         forget_recurrent(x);
     for (int i = 0; i < 3; i++) {
         if (!x->conv[i].x) continue;
-        free(input[i]);
+        free(x->p.in[dp_qkv_input(i)]);
         dp_conv_result_free(&x->front[i]);
     }
 }
@@ -411,9 +409,8 @@ void dp_drawn_all(dp_drawn_run *x, dp_format chain) {
     else if (!x->out.o)
         x->session ? run_calls(x) : run_recurrent(x);
     const dp_result *r = dp_drawn_results(x);
-    double *const dy[3] = {r->dq, r->dk, r->dv};
     for (int i = 0; x->backward && i < 3; i++)
-        if (x->conv[i].x) convolve(x, i, dy[i]);
+        if (x->conv[i].x) convolve(x, i, r->out[dp_qkv_gradient(i)]);
 }
 
 const double *dp_drawn_rank_value(const dp_drawn_run *x, int tensor, int64_t z) {
