@@ -106,6 +106,7 @@ static dp_compare_in comparing(const dp_run *r, const dp_sharding *sp, int field
     const dp_session *session = &sp->c->session;
     dp_compare_in in = {.N = sp->N,
                         .allowance = dp_run_allowance(r),
+                        .finite = !sp->c->allow_nonfinite,
                         .unit = base_roundoff(r->base),
                         .store = storing(r, u),
                         .tiny = dp_hypot(smallest(r->base, sp->c->p.K), tiny)};

@@ -9,6 +9,7 @@
 #include "ref/vocabulary/problem.h"
 
 #include <assert.h>
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +28,7 @@ typedef enum {
     ROW_BOUND,         /* held against its bound; rows up to here are looked at */
     ROW_WITHOUT_TRUTH, /* neither is finite */
     ROW_BESIDE,        /* no value, in a chunk whose truth is not finite */
-    ROW_BEYOND,        /* the truth leaves the range of the result's format */
+    ROW_BEYOND,        /* the truth leaves the range of fp64 or of the result's format */
     ROW_WRONG_CLASS    /* finite where the truth is not */
 } dp_row_kind_of;
 
@@ -176,10 +177,10 @@ static void classify(dp_comparison *c) {
         const int beside = r->at.chunk >= 0 && poison[r->at.chunk * c->in->heads + r->at.head];
         if (r->wrong)
             r->kind = ROW_WRONG_CLASS;
+        else if ((c->in->finite && r->known < c->in->width) || leaves_range(c->in, r, z))
+            r->kind = ROW_BEYOND;
         else if (!r->known)
             r->kind = ROW_WITHOUT_TRUTH;
-        else if (leaves_range(c->in, r, z))
-            r->kind = ROW_BEYOND;
         else if (beside && r->lost == r->known)
             r->kind = ROW_BESIDE;
         else if (!beside && r->lost)
@@ -960,7 +961,8 @@ static void leave_unjudged(dp_comparison *c, const power *p) {
         decide(j, DP_UNJUDGED, "");
         snprintf(j->why, sizeof j->why,
                  "the truth of %lld of %lld rows leaves the range of their format: %.5g is Inf",
-                 (long long)j->nbeyond, (long long)c->in->rows, c->in->most);
+                 (long long)j->nbeyond, (long long)c->in->rows,
+                 c->in->most > 0 ? c->in->most : DBL_MAX);
     }
     if (j->verdict != DP_PASS) return;
     double radius = 0;

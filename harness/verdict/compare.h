@@ -16,7 +16,8 @@
  * Values that are not finite are judged by entry. If the truth is not finite, the result must not
  * be finite either. If the truth is finite, a result that is not finite fails. The exception is the
  * chunk and head of a truth that is not finite, since dense tiles multiply masked zeros by NaN.
- * Such entries have no value, and `why` counts their rows.
+ * Such entries have no value, and `why` counts their rows. If inputs are finite, such a truth
+ * leaves fp64 and is not judged.
  */
 #pragma once
 #include "levels.h"
@@ -69,6 +70,7 @@ typedef struct {
     double cancelled;
     double terms;     /* one rounding of a row's terms over its bound; 0: they do not cancel */
     double seen_most; /* unjudged unless the tensor times this factor would fail; 0: any factor */
+    int finite;       /* inputs are */
     int may_vanish;   /* 1: below tiny in every head, zeros are right */
     int of_heads;    /* rows are sums of one head over all tokens: a power is of the whole tensor */
     double rounding; /* relative rounding of the result's terms, the least error of a row's draws */

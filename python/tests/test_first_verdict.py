@@ -75,6 +75,13 @@ def test_rows_beyond_the_range_of_fp16_are_not_judged_and_all_others_are() -> No
     assert wild.status == 1 and ": inf, truth" in wild.text, wild.text
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_truth_beyond_fp64_of_finite_inputs_is_not_judged(value: float) -> None:
+    x = inputs()
+    found = judge(x | {"g": x["g"] * 0 + 99.0}, {"ht": np.full((1, 2, 16, 8), value)}, **SAID)
+    assert found.status == 2 and "leaves the range of their format" in found.text, found.text
+
+
 def test_fp16_is_judged_by_what_fp16_makes() -> None:
     x = {n: a.astype(np.float16) for n, a in inputs().items()}
     o = kda(**x)[0]
