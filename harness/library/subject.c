@@ -559,20 +559,32 @@ static void say_unwatched(int status, dp_subject_ending *end) {
                  WEXITSTATUS(status));
 }
 
-/* Starts all processes and waits for them, for the limit, or for the first that fails. Then it ends
- * the others, with all processes that they started. */
+/* The call that the foremost process is in. */
+static int call_of(const dp_subject_memory *s) {
+    int call = 0;
+    for (int r = 0; r < s->c->processes; r++)
+        if (look(s, r).call > call) call = look(s, r).call;
+    return call;
+}
+
+/* Starts all processes and waits for them, for the limit of a call, or for the first that fails.
+ * Then it ends the others, with all processes that they started. */
 static dp_status subject_run_processes(const dp_subject_memory *s, double limit,
                                        dp_subject_ending *end, dp_err *e) {
     const int n = s->c->processes, fd[] = {s->given, s->made};
-    const double t0 = omp_get_wtime();
+    double t0 = omp_get_wtime();
     char alive[DP_SUBJECT_MAX_RANKS];
     dp_processes group;
-    int left = n, stop = 0, r, status;
+    int left = n, stop = 0, call = 0, r, status;
     *end = (dp_subject_ending){.outcome = DP_SUBJECT_RETURNED};
     const dp_status st = dp_processes_start(&group, DP_SUBJECT_HOST, n, fd, 2, e);
     if (st) return st;
     memset(alive, 1, sizeof alive);
     while (left && !stop) {
+        if (call < call_of(s)) {
+            call = call_of(s);
+            t0 = omp_get_wtime();
+        }
         const double rest = limit - (omp_get_wtime() - t0);
         const int came = dp_processes_wait(&group, rest < 0.02 ? rest : 0.02, &r, &status);
         if (came < 0) {
@@ -750,7 +762,7 @@ static dp_status run_library(const dp_subject *s, int n, const dp_problem *const
     subject_lay_out(&m, s, p[0], call);
     subject_shared_calls(&m, n, p);
     dp_status st = subject_shared_make(&m, p, call->backward, e);
-    if (!st) st = subject_run_processes(&m, n * call->limit_s, &end, e);
+    if (!st) st = subject_run_processes(&m, call->limit_s, &end, e);
     const int returned = !st && end.outcome == DP_SUBJECT_RETURNED ? n - 1 : st ? -1 : end.call;
     for (m.call = 0; m.call <= returned; m.call++) {
         look_at_call(&m, p[m.call], &end, &out[m.call]);
