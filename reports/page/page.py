@@ -156,7 +156,8 @@ def contradiction(rec: Record) -> list[str]:
             "the numbers here count the runs."
         )
     if rec.verdict != rec.said:
-        out.append("The record's verdict is pass although results fail.")
+        but = "results fail" if rec.verdict == "fail" else "nothing is judged"
+        out.append(f"The record's verdict is pass although {but}.")
     twice = len(rec.runs) - len({r["id"] for r in rec.runs})
     if twice:
         out.append(f"{plural(twice, 'run')} in the record beside one of the same ID.")

@@ -22,6 +22,7 @@ SCHEMA, SCHEMA_VERSION = "deltaproof-record", 1
 NO_STAGES = ("chain", "conv", "session", "step session")
 NO_RANKS = ("chain",)
 VERDICTS = ("pass", "fail", "skipped", "unjudged")
+JUDGED = ("pass", "unjudged")  # runs of a record that passes: tensors may be unjudged by consent
 
 Case = dict[str, Any]
 Run = dict[str, Any]
@@ -78,7 +79,8 @@ class Record:
     """The checked record: .program .created .seconds .verdict .totals .errors .cases {name: case}
     .runs (in file order, with run["n"] = index) .pooled (tensors over many cases). The cases stand
     in .listed as they are written; .digest is "" where there is none. A run fails if a tensor of it
-    does, the record if anything in it does; .said is its own word."""
+    does, the record if anything in it does, and none passes without a run that was judged; .said
+    is its own word."""
 
     def __init__(self, d: dict[str, Any]) -> None:
         self._of: dict[str, list[Run]] = {}  # by case
@@ -105,8 +107,11 @@ class Record:
                 r["verdict"] = "fail"
             self._of.setdefault(r["case"], []).append(r)
             self.cases.setdefault(r["case"], {"name": r["case"], "op": r["op"]})
-        wrong = self.said == "pass" and (_fails(self.runs) or _fails(self.pooled))
-        self.verdict = "fail" if wrong else self.said
+        self.verdict = self.said
+        if self.said == "pass" and not any(r["verdict"] in JUDGED for r in self.runs):
+            self.verdict = "error"
+        if self.said == "pass" and (_fails(self.runs) or _fails(self.pooled)):
+            self.verdict = "fail"
 
     def of(self, case: str, **want: Any) -> list[Run]:
         """Runs of a case; keywords select ranks, op, backend, or entries of the policy."""
