@@ -79,8 +79,7 @@ class Record:
     """The checked record: .program .created .seconds .verdict .totals .errors .cases {name: case}
     .runs (in file order, with run["n"] = index) .pooled (tensors over many cases). The cases stand
     in .listed as they are written; .digest is "" where there is none. A run fails if a tensor of it
-    does, the record if anything in it does, and none passes without a run that was judged; .said
-    is its own word."""
+    does, the record if anything in it does. None passes without a run. .said is its own word."""
 
     def __init__(self, d: dict[str, Any]) -> None:
         self._of: dict[str, list[Run]] = {}  # by case
