@@ -361,7 +361,7 @@ static dp_status take_text(dp_casefile *f, const char *text, size_t len, dp_err 
     memcpy(copy, text, len);
     dp_status s = DP_OK;
     int line = 1;
-    for (char *p = copy, *next; p && !s; p = next, line++) {
+    for (char *p = copy + dp_text_mark(copy), *next; p && !s; p = next, line++) {
         next = strchr(p, '\n');
         if (next) *next++ = 0;
         s = take_line(f, line, p, e);

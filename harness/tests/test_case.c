@@ -192,7 +192,8 @@ DP_TEST(case, overrides_exact_values) {
 
 DP_TEST(case, settings_reach_the_problem) {
     dp_case c;
-    ACCEPT("# comment\r\nreason = why # not part\r\nsource = fla#1115\r\nop = mkda\nsmoke = yes\nT "
+    ACCEPT("\xef\xbb\xbf# comment\r\nreason = why # not part\r\nsource = fla#1115\r\nop = "
+           "mkda\nsmoke = yes\nT "
            "= 12\nH = 2\nHV = 4\nK = 4\nV = 6\nR = 2\nscale = 0x1.8p-3\n"
            "cu_seqlens = 0,0,5,12\ngate = lower_bound\nlower_bound = -5\nbeta = sigmoid2\nl2norm = "
            "yes\nranks = 1, 3,12\nbase = bf16,fp64\nchain=tf32rz,bf16st\n"

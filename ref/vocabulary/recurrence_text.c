@@ -387,6 +387,7 @@ dp_status dp_user_recurrence_parse(const char *text, const char *path, dp_user_r
     reader r = {.path = path, .y = y, .e = e};
     dp_status s = DP_OK;
     memset(y, 0, sizeof *y);
+    text += dp_text_mark(text);
     while (*text && !s) {
         const size_t n = strcspn(text, "\n");
         r.line++;

@@ -8,11 +8,15 @@
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 /* Bytes before the first that is not well-formed UTF-8 (RFC 3629), or is part of a control
  * character (U+0000..1F, 7F..9F) or of U+FFFE, U+FFFF. If all is well: n. With lines 1 tabs and
  * ends of lines are allowed. */
 size_t dp_text_good(const char *s, size_t n, int lines);
+
+/* Bytes of the mark (U+FEFF) that editors of some systems begin a text with; 0: none. */
+static inline size_t dp_text_mark(const char *s) { return strncmp(s, "\xef\xbb\xbf", 3) ? 0 : 3; }
 
 /* Copies s with every other byte as \xNN; cut between characters where it does not fit. */
 void dp_text_printable(const char *s, char *out, size_t size);
