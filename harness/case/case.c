@@ -672,6 +672,10 @@ static dp_status check_problem(const dp_casefile *f, const dp_case *c, int allow
     return dp_fail(e, inner.code, "%s: %s", f->path, inner.msg);
 }
 
+static int forgets(const dp_case *c, const dp_tensor_field *field, double x) {
+    return field == &dp_input_fields[DP_INPUT_G] && c->p.gate == DP_GATE_LOG && x < 0;
+}
+
 static dp_status case_check(const dp_casefile *f, dp_case *c, dp_err *e) {
     dp_case_input s[DP_CASE_MAX_INPUTS];
     const int n = dp_case_inputs(c, s);
@@ -682,8 +686,11 @@ static dp_status case_check(const dp_casefile *f, dp_case *c, dp_err *e) {
                 dp_case_input_index(&s[i], j, at, sizeof at);
                 return dp_casefile_refuse(f, f->data ? "data" : "override", e,
                                           "%s%s = %g: not finite, and this is no case with "
-                                          "nonfinite = allow",
-                                          s[i].field->name, at, (*s[i].where)[j]);
+                                          "nonfinite = allow%s",
+                                          s[i].field->name, at, (*s[i].where)[j],
+                                          forgets(c, s[i].field, (*s[i].where)[j])
+                                              ? ": a log decay of -1e4 forgets all, too"
+                                              : "");
             }
     if (c->op->has_problem && dp_reads_along(&c->p) && !c->backward)
         return dp_casefile_refuse(f, dp_case_session(c) ? "session" : "backward", e,

@@ -169,6 +169,7 @@ DP_TEST(case, refuses_bad_overrides) {
     REFUSE(KDA "override = k[0,0,0,0] 0x1p-140\n", "not a number of bf16");
     REFUSE(KDA "override = v[5,0,0,3] nan\n", "v[5,0,0,3] = nan: not finite", "nonfinite = allow");
     REFUSE(KDA "override = beta[7,0,0] -inf\n", "beta[7,0,0] = -inf: not finite");
+    REFUSE(KDA "override = g[7,0,0] -inf\n", "a log decay of -1e4 forgets all");
 }
 
 DP_TEST(case, overrides_exact_values) {

@@ -363,8 +363,8 @@ static void fail_by_bound(dp_comparison *c) {
     j->failed = j->over;
     j->times = j->ratio;
     snprintf(j->why, sizeof j->why,
-             "error is %s times its bound (|error| %.3g, bound %.3g, |truth| %.3g of the row; "
-             "rows of the head %.3g)",
+             "error is %s times its bound (|error| %.3g, bound %.3g, |truth| %.3g of the row, "
+             "%.3g of its head's typical row)",
              times_of(j->ratio).text, j->over.err, j->over.bound, j->over.size,
              c->rms[j->over.at.head]);
 }
