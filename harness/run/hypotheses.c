@@ -67,22 +67,24 @@ static void first_sequence(dp_tensor *t, int Nseq) {
 
 /* ---- heads ----------------------------------------------------------------------------------- */
 
-/* Value heads of a tensor in another order: new head p is old head from[p]. Its axes in the file
- * hold the same numbers in the same order as those of the field, whatever axes of 1 there are. */
-static void reorder(dp_tensor *t, const dp_tensor_field *f, const dp_problem *p, const int *from) {
+/* Heads of a tensor in another order, those of values or of q and k: new head p is old head
+ * from[p]. Its axes in the file hold the same numbers in the same order as those of the field,
+ * whatever axes of 1 there are. */
+static void reorder(dp_tensor *t, const dp_tensor_field *f, const dp_problem *p, dp_axis heads,
+                    const int *from) {
     int64_t shape[DP_MAX_AXES], outer = 1, inner = 1;
     const dp_dims d = dp_problem_dims(p);
-    const int n = dp_field_axes(f, &d, shape);
+    const int n = dp_field_axes(f, &d, shape), H = heads == DP_AXIS_HV ? p->HV : p->H;
     int at = 0;
-    while (at < n && f->axis[at] != DP_AXIS_HV)
+    while (at < n && f->axis[at] != heads)
         outer *= shape[at++];
     for (int i = at + 1; i < n; i++)
         inner *= shape[i];
-    if (at == n || t->n != outer * p->HV * inner) return;
+    if (at == n || t->n != outer * H * inner) return;
     DP_OWN double *x = dp_copy(t->data, t->n);
     for (int64_t i = 0; i < outer; i++)
-        for (int h = 0; h < p->HV; h++)
-            memcpy(t->data + (i * p->HV + h) * inner, x + (i * p->HV + from[h]) * inner,
+        for (int h = 0; h < H; h++)
+            memcpy(t->data + (i * H + h) * inner, x + (i * H + from[h]) * inner,
                    sizeof *x * (size_t)inner);
 }
 
@@ -94,11 +96,11 @@ static void tile_heads(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *
         from[h] = h / G + p->H * (h % G);
     for (int i = 0; i < in->ntensor; i++) {
         const int f = dp_input_find(in->tensor[i].name);
-        if (f >= 0) reorder(&in->tensor[i], &dp_input_fields[f], p, from);
+        if (f >= 0) reorder(&in->tensor[i], &dp_input_fields[f], p, DP_AXIS_HV, from);
     }
     for (int i = 0; i < out->ntensor; i++) {
         const int f = dp_result_find(out->tensor[i].name);
-        if (f >= 0) reorder(&out->tensor[i], &dp_result_fields[f], p, from);
+        if (f >= 0) reorder(&out->tensor[i], &dp_result_fields[f], p, DP_AXIS_HV, from);
     }
 }
 
@@ -291,6 +293,7 @@ typedef struct {
     int forward;            /* of OUT o and final_state alone */
     double factor;          /* of `only` */
     int late;               /* `only` is one token late */
+    const int *from;        /* head h of `only` is its head from[h]; NULL: it is */
     const mistake *mistake; /* of reading inputs; NULL: none */
     dp_fault fault;         /* what it changes of o and final_state in fp64 is taken off them */
     const char *layout;     /* layout of states, as the caller set it */
@@ -329,7 +332,7 @@ static int explained_unseen(const change *h, const char *name) {
 
 static int kept(const change *h, const char *name) {
     const int field = dp_result_find(name);
-    if (h->only) return !strcmp(name, h->only);
+    if (h->only) return !strcmp(name, h->only) || (field >= 0 && field == dp_result_find(h->only));
     if (h->rank) return field == DP_RESULT_O;
     if (explained_unseen(h, name)) return 0;
     return !h->forward || field == DP_RESULT_O || field == DP_RESULT_FINAL_STATE;
@@ -395,8 +398,11 @@ static void apply(dp_tensorfile *in, dp_tensorfile *out, void *arg) {
     const change *h = arg;
     for (int i = out->ntensor - 1; i >= 0; i--)
         if (!kept(h, out->tensor[i].name)) dp_tensorfile_drop(out, i);
-    if (h->only && h->factor != 1) scale(file_input(out, h->only), 1 / h->factor);
-    if (h->late) advance(file_input(out, h->only), h->p->T);
+    dp_tensor *only = h->only && out->ntensor ? out->tensor : NULL;
+    if (h->factor != 1) scale(only, 1 / h->factor);
+    if (h->late) advance(only, h->p->T);
+    for (dp_axis heads = DP_AXIS_H; heads <= DP_AXIS_HV && only && h->from; heads++)
+        reorder(only, &dp_result_fields[dp_result_find(only->name)], h->p, heads, h->from);
     if (h->mistake) mistake_change(h->mistake, in, out, h->p);
     if (h->fault) take_fault_off(out, h);
     if (h->earlier) shift(file_input(in, h->earlier), h->p->T, 1);
@@ -868,6 +874,32 @@ static void try_late(search *s) {
     attempt(s, q, h, "o is one token late");
 }
 
+/* Two heads of the tensor in each other's place, or all of them one place on. */
+static void try_heads(search *s, const dp_judgement *t) {
+    const int n = t->heads;
+    int wrong[2] = {0}, count = 0;
+    char text[100];
+    change h = nothing(s);
+    if (s->failed->ranks > 1 || n < 2 || dp_result_find(t->name) < 0) return;
+    DP_OWN int *from = dp_calloc((size_t)n, sizeof *from);
+    h.only = t->name;
+    h.from = from;
+    for (int i = 0; i < n; i++)
+        if (t->per_head[i] > 0x1p-3 && count++ < 2) wrong[count - 1] = i;
+    for (int i = 0; i < n; i++)
+        from[i] = i == wrong[0] ? wrong[1] : i == wrong[1] ? wrong[0] : i;
+    snprintf(text, sizeof text, "heads %d and %d of %s are in each other's place", wrong[0],
+             wrong[1], t->name);
+    if (count == 2) attempt(s, *s->o, h, text);
+    for (int by = 1; by < n && count == n && n > 2; by += n - 2) {
+        for (int i = 0; i < n; i++)
+            from[i] = (i + by) % n;
+        snprintf(text, sizeof text, "every head of %s is the one %s it", t->name,
+                 by == 1 ? "before" : "behind");
+        attempt(s, *s->o, h, text);
+    }
+}
+
 /* ---- a claim that passes and says more ------------------------------------------------------- */
 
 /* By how much is what a claim expects of a tensor above what another does, at most over tensors? */
@@ -996,7 +1028,10 @@ dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, c
     if (forward_failed(&s)) try_undecayed(&s);
     try_layout(&s);
     for (int i = 0; i < failed->ntensor; i++)
-        if (failed->tensor[i].verdict == DP_FAIL) try_factors(&s, failed->tensor[i].name);
+        if (failed->tensor[i].verdict == DP_FAIL) {
+            try_factors(&s, failed->tensor[i].name);
+            try_heads(&s, &failed->tensor[i]);
+        }
     if (own) {
         try_scale(&s);
         try_rows(&s);

@@ -321,3 +321,19 @@ def test_a_claim_that_says_more_is_named() -> None:
     found = judge(x, short, **(SAID | {"base": "bf16"}))
     assert "tighter claim" not in found.text, found.text
     assert "tighter claim" not in judge(x, {"o": o}, **SAID).text
+
+
+@pytest.mark.parametrize(
+    ("order", "told"),
+    [
+        ((2, 1, 0), "heads 0 and 2 of {} are in each other's place"),
+        ((2, 0, 1), "every head of {} is the one before it"),
+        ((1, 2, 0), "every head of {} is the one behind it"),
+    ],
+)
+def test_heads_in_another_order_are_named(order: tuple[int, ...], told: str) -> None:
+    x = inputs(H=3)
+    o, state = kda(**x)
+    assert fits(x, {"o": o[:, order], "ht": state}) == [told.format("o")]
+    assert fits(x, {"o": o, "ht": state[:, order]}) == [told.format("final_state")]
+    assert fits(x, {"ht": state * 2}) == ["final_state is exactly 2 times too large"]
