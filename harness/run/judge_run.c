@@ -920,10 +920,19 @@ static double worst_of(const dp_run *r, int *failed) {
     return worst;
 }
 
-/* Does b explain more than a? A pass before all, then the fewest tensors that fail; a failure says
- * more than what is unjudged by a design that sees less. */
+/* Does nothing fail, as limits are wider than a tensor? */
+static int is_too_wide(const dp_run *r) {
+    int wide = 0;
+    for (int i = 0; i < r->ntensor; i++)
+        wide |= r->tensor[i].wide;
+    return r->verdict == DP_UNJUDGED && wide;
+}
+
+/* Does b explain more than a? A pass comes first, then limits that are too wide, then the fewest
+ * tensors that fail. Another unjudged design says less. */
 static int explains_more(const dp_run *a, const dp_run *b) {
     if (a->verdict == DP_PASS || b->verdict == DP_PASS) return b->verdict == DP_PASS;
+    if (a->verdict == DP_FAIL && is_too_wide(b)) return 1;
     if (a->verdict != DP_FAIL || b->verdict != DP_FAIL) return 0;
     int failed_a, failed_b;
     const double worst_a = worst_of(a, &failed_a), worst_b = worst_of(b, &failed_b);

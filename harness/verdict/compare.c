@@ -825,11 +825,12 @@ static double component_along(const dp_subject_errors *x, int64_t windows, int d
  * rows lie under a limit. */
 typedef struct {
     double tensor, *head;   /* [heads] INFINITY: nothing */
+    double blind;           /* share of the truth's square in rows that could be zeros */
     unsigned char *covered; /* [rows] */
 } power;
 
 static power power_new(const dp_comparison *c) {
-    power p = {INFINITY, dp_doubles(c->in->heads), dp_calloc((size_t)c->in->rows, 1)};
+    power p = {INFINITY, dp_doubles(c->in->heads), 0, dp_calloc((size_t)c->in->rows, 1)};
     for (int h = 0; h < c->in->heads; h++)
         p.head[h] = INFINITY;
     return p;
@@ -852,8 +853,36 @@ static void see_by_bounds(const dp_comparison *c, power *p) {
     }
 }
 
+/* Share of the truth's square in rows that all could be zeros: below their own limits, those of
+ * their windows and of the tensor. row, window: what is seen of each. */
+static double blind_share(const dp_comparison *c, const dp_subject_errors *x, const double *row,
+                          const double *window) {
+    const dp_draws *d = c->in->draws;
+    DP_OWN double *blind = dp_doubles(d->windows), *want = dp_doubles(d->windows);
+    double all = 0, unseen = 0;
+    for (int64_t i = 0; i < d->rows; i++) {
+        const dp_measured *r = &c->row[i / x->map.subrows];
+        const int bounded = r->kind == ROW_BOUND && !c->in->bound_shown && r->limit < r->size;
+        const int32_t w = x->window_of_part[i];
+        if (w < 0) continue;
+        want[w] += x->want2[i];
+        if (!(row[i] < 1) && !bounded) blind[w] += x->want2[i];
+    }
+    for (int64_t w = 0; w < d->windows; w++) {
+        all += want[w];
+        if (!(blind[w] > window[w] * window[w] * want[w])) unseen += blind[w];
+    }
+    const double tensor = c->j->expected.at[DP_LEVEL_TENSOR].seen;
+    return unseen > 0 && !(unseen > tensor * tensor * all) ? unseen / all : 0;
+}
+
 static void judge_levels(const dp_comparison *c, const dp_subject_errors *x, power *p) {
     const dp_compare_in *in = c->in;
+    DP_OWN double *row = dp_doubles(in->draws->rows), *window = dp_doubles(in->draws->windows);
+    for (int64_t i = 0; i < in->draws->rows; i++)
+        row[i] = INFINITY;
+    for (int64_t i = 0; i < in->draws->windows; i++)
+        window[i] = INFINITY;
     dp_levels_in l = {.draws = in->draws,
                       .err2 = x->err2,
                       .want2 = x->want2,
@@ -871,12 +900,15 @@ static void judge_levels(const dp_comparison *c, const dp_subject_errors *x, pow
                       .units = in->N * in->heads,
                       .by_token = in->tokens > 0 || in->subrows > 1,
                       .allowance = in->allowance,
+                      .seen = {row, window},
                       .head_seen = p->head};
     for (int d = 0; d < DP_NDIRECTIONS; d++) {
         l.along[d] = component_along(x, in->draws->windows, d);
         l.stored[d] = x->stored[d];
     }
     dp_levels_judge(&l, &c->j->expected);
+    if (!in->of_heads) p->blind = blind_share(c, x, row, window);
+    memset(l.seen, 0, sizeof l.seen);
     keep_limits(c, &l);
 }
 
@@ -972,7 +1004,8 @@ static void leave_unjudged(dp_comparison *c, const power *p) {
     const int nothing = isnan(j->seen_head); /* the truth is 0, or near it, in every head */
     const int below = nothing && !c->in->may_vanish && j->seen > 2 && !wants_zero(c);
     const int whole = c->in->seen_most > 0 && !nothing && j->seen > c->in->seen_most;
-    if (!open && !vague && !(seen > 2) && !whole && !below) return;
+    j->wide = p->blind > 0.5 && !nothing && !(seen > 2);
+    if (!open && !vague && !(seen > 2) && !whole && !below && !j->wide) return;
     decide(j, DP_UNJUDGED, "");
     if (open)
         snprintf(j->why, sizeof j->why, "%lld of %lld rows lie under no limit", (long long)open,
@@ -982,6 +1015,9 @@ static void leave_unjudged(dp_comparison *c, const power *p) {
                  "zeros would pass: the truth is no larger than what may underflow");
     else if (whole && !(seen > 2))
         snprintf(j->why, sizeof j->why, "the tensor times %.3g would pass", j->seen);
+    else if (j->wide && !vague)
+        snprintf(j->why, sizeof j->why,
+                 "zeros would pass in rows that hold %.3g of the tensor's norm", sqrt(p->blind));
     else if (!(seen > 2))
         snprintf(j->why, sizeof j->why,
                  "the truth's radius is up to %.2g times the truth in %lld of %lld rows", radius,

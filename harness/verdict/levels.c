@@ -528,9 +528,9 @@ static double limit_of(const level_view *v, int64_t i, double nu, double e2, qua
     return fmin(DP_LIMIT_MOST, factor * fmax(draw, limit_at(q, nu)));
 }
 
-/* Every unit of one class against the limit of its own freedom. */
+/* Every unit of one class against the limit of its own freedom. each: [units] as r.seen. */
 static dp_level_result judge_class(const dp_unit_list *u, dp_level_factor factor, int small,
-                                   double *head_seen) {
+                                   double *head_seen, double *each) {
     DP_FREED(view_free) level_view v = view_new(u, factor, small);
     dp_level_result r = level_none();
     r.units = count(&v);
@@ -547,6 +547,7 @@ static dp_level_result judge_class(const dp_unit_list *u, dp_level_factor factor
         const double k = limit_of(&v, i, mine, e2, prior_freedom(&v, i) > 0 ? &with : &without);
         const double seen = u->want2[i] > 0 ? k * sqrt(e2 / u->want2[i]) : INFINITY;
         if (seen < r.seen) r.seen = seen;
+        if (each) each[i] = seen;
         if (head_seen && u->heads) {
             double *of = &head_seen[u->family[i] % u->heads];
             *of = fmin(*of, seen);
@@ -565,9 +566,9 @@ static dp_level_result judge_class(const dp_unit_list *u, dp_level_factor factor
 
 /* Every unit against the limit of its own freedom. head_seen: as in dp_levels_in. */
 static dp_level_result judge_quadratic(const dp_unit_list *u, dp_level_factor factor,
-                                       double *head_seen) {
-    dp_level_result most = judge_class(u, factor, 0, head_seen);
-    dp_level_result small = judge_class(u, factor, 1, head_seen);
+                                       double *head_seen, double *each) {
+    dp_level_result most = judge_class(u, factor, 0, head_seen, each);
+    dp_level_result small = judge_class(u, factor, 1, head_seen, each);
     most.seen = small.seen = fmin(most.seen, small.seen);
     return small.units && level_worse(&small, &most) ? small : most;
 }
@@ -839,7 +840,8 @@ static void judge_units(const dp_levels_in *in, dp_levels_result *out) {
                          : l == DP_LEVEL_WINDOW ? of_rows
                          : l == DP_LEVEL_RANK   ? of_windows
                                                 : NULL;
-        out->at[l] = judge_quadratic(&u, factor_of(in, l), in->head_seen);
+        out->at[l] = judge_quadratic(&u, factor_of(in, l), in->head_seen,
+                                     l <= DP_LEVEL_WINDOW ? in->seen[l] : NULL);
         if (l == DP_LEVEL_WINDOW) {
             of_windows = freedom_of_windows(in, &u);
             out->at[DP_LEVEL_EVERY] = judge_every(&u, factor_of(in, DP_LEVEL_EVERY));
@@ -858,7 +860,7 @@ static void judge_across(const dp_levels_in *in, dp_levels_result *out) {
         if (!level_units(in, l)) continue;
         dp_unit_list u = unit_list_of(in, l);
         u.presumed = DP_NOTHING_KNOWN;
-        out->at[l] = judge_quadratic(&u, factor_of(in, l), in->head_seen);
+        out->at[l] = judge_quadratic(&u, factor_of(in, l), in->head_seen, NULL);
         unit_list_free(&u);
     }
 }

@@ -101,6 +101,8 @@ typedef struct {
     double along[DP_NDIRECTIONS];  /* <err, d> over the tensor, d of unit length */
     double stored[DP_NDIRECTIONS]; /* what rounding to the file's format adds at most */
     dp_allowance allowance;
+    /* [rows], [windows]: the least |c - 1| that is seen in each; NULL: nobody asks */
+    double *seen[DP_LEVEL_WINDOW + 1];
     double *head_seen; /* [heads] lowered to what a level would have seen of that head; NULL: no */
 } dp_levels_in;
 

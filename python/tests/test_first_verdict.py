@@ -82,6 +82,19 @@ def test_a_truth_beyond_fp64_of_finite_inputs_is_not_judged(value: float) -> Non
     assert found.status == 2 and "leaves the range of their format" in found.text, found.text
 
 
+@pytest.mark.parametrize("first", [64, 110])
+def test_zeros_behind_a_token_do_not_pass_where_the_state_grows(first: int) -> None:
+    x = inputs(T=130)
+    x = {n: to_bf16(a).astype(np.float64) if n in "qkv" else a.astype(float) for n, a in x.items()}
+    x |= {"k": 2 * x["k"], "beta": x["beta"] * 0 + 1, "g": 0.01 * x["g"]}
+    o = kda(**x)[0]
+    bf16 = SAID | {"base": "bf16", "why": 0}
+    assert judge(x, {"o": to_bf16(o)}, **bf16).passed
+    o[first:] = 0
+    found = judge(x, {"o": to_bf16(o)}, **bf16)
+    assert found.status == 2 and "zeros would pass in rows that hold" in found.text, found.text
+
+
 def test_fp16_is_judged_by_what_fp16_makes() -> None:
     x = {n: a.astype(np.float16) for n, a in inputs().items()}
     o = kda(**x)[0]
