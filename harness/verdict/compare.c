@@ -853,8 +853,8 @@ static void see_by_bounds(const dp_comparison *c, power *p) {
     }
 }
 
-/* Share of the truth's square in rows that all could be zeros: below their own limits, those of
- * their windows and of the tensor. row, window: what is seen of each. */
+/* Share of the truth's square in rows that all could be zeros, by limits of rows, windows and the
+ * tensor. row, window: what is seen of each. */
 static double blind_share(const dp_comparison *c, const dp_subject_errors *x, const double *row,
                           const double *window) {
     const dp_draws *d = c->in->draws;
