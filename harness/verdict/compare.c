@@ -853,8 +853,8 @@ static void see_by_bounds(const dp_comparison *c, power *p) {
     }
 }
 
-/* Share of the truth's square in rows that all could be zeros, by limits of rows, windows and the
- * tensor. row, window: what is seen of each. */
+/* Share of the truth's square in rows that all could be zeros, by limits of rows, windows and
+ * tensor. row, window: as dp_levels_in.seen. */
 static double blind_share(const dp_comparison *c, const dp_subject_errors *x, const double *row,
                           const double *window) {
     const dp_draws *d = c->in->draws;
@@ -959,6 +959,8 @@ static int64_t uncovered(const dp_comparison *c, const power *p) {
     return n;
 }
 
+#define UNSEEN_MOST 0x1p-4 /* no run of the program's cases has more than a share of 0.014 */
+
 /* The power over the tensor, and over the head of which it is least. */
 static void set_power(dp_comparison *c, const power *p) {
     dp_judgement *j = c->j;
@@ -1004,7 +1006,7 @@ static void leave_unjudged(dp_comparison *c, const power *p) {
     const int nothing = isnan(j->seen_head); /* the truth is 0, or near it, in every head */
     const int below = nothing && !c->in->may_vanish && j->seen > 2 && !wants_zero(c);
     const int whole = c->in->seen_most > 0 && !nothing && j->seen > c->in->seen_most;
-    j->wide = p->blind > 0.5 && !nothing && !(seen > 2);
+    j->wide = p->blind > UNSEEN_MOST && !nothing && !(seen > 2);
     if (!open && !vague && !(seen > 2) && !whole && !below && !j->wide) return;
     decide(j, DP_UNJUDGED, "");
     if (open)

@@ -11,7 +11,7 @@
  *           that the bound leaves unjudged. Designs without a derived bound have this tier alone.
  *
  * A tensor passes when each of its finite entries is below at least one limit. Zeros must not pass
- * in a head, nor in rows of half of the truth's square. Otherwise it is unjudged, and `why` names
+ * in a head, nor in rows of a quarter of its norm. Otherwise it is unjudged, and `why` names
  * the missing limit.
  *
  * Values that are not finite are judged by entry. If the truth is not finite, the result must not
@@ -115,7 +115,7 @@ typedef struct {
     double seen;      /* power: least factor on the tensor that would fail; INFINITY: none */
     double seen_head; /* likewise on a single head; the largest over heads */
     int blind_head;   /* the head with that factor; -1: none */
-    int wide;         /* heads are seen, but zeros in rows of most of the norm would pass */
+    int wide;         /* heads are seen, but not a quarter of the norm: zeros would pass */
     int allowed;      /* unjudged, and the case or the caller allows this */
     char why[512];
     char source[320]; /* exact cases: the origin of the wrong data (source.h); "": not found */
