@@ -188,16 +188,8 @@ def _again(fn: Callable[..., Any], cases: Sequence[str], **given: Any) -> list[s
 
 
 def small_case(contract: Contract) -> str:
-    """A small case that such a function serves."""
-    first = contract.models[0]
-    if contract.widths:
-        return f"{first}-smoke"
-    small = {"mkda": "smoke-mkda2", "gated-deltaproduct": "deltaproduct-weak"}
-    small |= {"dplr": "dplr-weak"} if contract.gate == "log" else {}
-    forms = {"softplus": "smoke-kda", "log": "beta-zero", "lower_bound": "lower-bound"}
-    if "kda" in contract.models:
-        return forms[contract.gate_form()]
-    return small.get(first, f"smoke-{first}")
+    """A small case that such a function serves, with its forms of gate, beta and norm."""
+    return f"{contract.models[0]}-smoke"
 
 
 def _layout(

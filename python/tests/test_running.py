@@ -145,6 +145,27 @@ def test_a_kernel_that_ignores_strides_of_states_is_seen() -> None:
     assert found.layouts == {"strided": "fail", "offset": "pass"} and found.status == 1
 
 
+@pytest.mark.parametrize("gate", ["log", "softplus"])
+@pytest.mark.parametrize("beta_form", ["plain", "sigmoid"])
+@pytest.mark.parametrize("l2norm", [False, True])
+def test_layouts_and_checks_are_tried_with_the_forms_of_the_function(
+    gate: str, beta_form: str, l2norm: bool
+) -> None:
+    seen = []
+
+    def fn(
+        q: Any, k: Any, v: Any, g: Any, beta: Any, A_log: Any = None, dt_bias: Any = None
+    ) -> Any:
+        seen.append(q.flags.c_contiguous)
+        raise deltaproof.Unsupported("all")
+
+    forms: dict[str, Any] = {"gate": gate, "beta": beta_form, "l2norm": l2norm, "models": "gdn"}
+    deltaproof.run(fn, "smoke", layouts=("strided",), base="fp32", **forms)
+    assert not seen[-1], "no call with strides"
+    with pytest.raises(RuntimeError, match="fn refuses it: Unsupported: all"):
+        deltaproof.check(fn, base="fp32", **forms)
+
+
 @pytest.mark.parametrize("fault", ["strides of q", "dense tokens", "dense heads"])
 def test_a_kernel_that_computes_strides_of_keys_is_seen(fault: str) -> None:
     """From those of q, or one from the other."""
