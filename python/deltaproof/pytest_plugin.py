@@ -91,10 +91,11 @@ class Session:
         self.called = True
         if isinstance(found, list):
             found = _Checks(found)
+        test = self.test or "outside of tests"
         if found.status == judging.FAIL:
-            told = {"failed": [(self.test, found.failures(), found.command)]}
+            told = {"failed": [(test, found.failures(), found.command)]}
         else:
-            told = {"passed": 1} if found.passed else {"unjudged": [self.test]}
+            told = {"passed": 1} if found.passed else {"unjudged": [test]}
         if self._is_own():
             self.since.add(told)
             return

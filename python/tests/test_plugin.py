@@ -200,6 +200,13 @@ def test_children_that_a_test_forks_tell_what_they_judged(tmp_path: Path) -> Non
         assert f"report: out/test_kernel.py-test_{test}/report.html\n" in done.stdout, done.stdout
 
 
+def test_a_judgement_outside_of_tests_is_named(tmp_path: Path) -> None:
+    told = run(
+        tmp_path, tests=TESTS + "\nimport deltaproof\ndeltaproof.judge({}, {}, base='fp32')\n"
+    )
+    assert "\noutside of tests: could not be judged" in told.stdout, told.stdout
+
+
 def test_pytest_before_8_4_takes_a_hash_of_every_plugin() -> None:
     assert hash(pytest_plugin.Session(None))
 
