@@ -15,7 +15,16 @@
  *
  * w and u are those of math.md e.2, multiplied by S before they are added. So w S = T B (of_k o K
  * S), and u = T B V. Where sequences are cut in segments, or ranks wait for (M, H), pre.cu
- * multiplies by T B, too. It, or spoil.cu, looks for entries of v that are not finite. */
+ * multiplies by T B, too. It, or spoil.cu, looks for entries of v that are not finite.
+ *
+ * A backward has U = (I + L B)^-1 = B^-1 T B in place of T B, as has a forward that saves all.
+ * With E = V - Kgam S - L X (math.md f) is X = B E, so
+ *
+ *   E = U (V - Kgam S)    dE = U' B dX = dV    dB_i = E_i (dX - L' dE)_i
+ *
+ * Both passes solve a triangle (state_kept.cu), and gradients of a tile none (SOLVED of grad.cu and
+ * grad_one.cu). They multiply by E where others do by X. Token i writes into dk what, before its
+ * beta, is dB_i once it is multiplied by k_i. */
 #ifndef DPG_BARE_CUH
 #define DPG_BARE_CUH
 #include "plan/paths.cuh"
@@ -28,17 +37,17 @@ struct StateFactors {
 /* For o: decay from the chunk's start times 1/norm of the query and scale. */
 struct BareFactors {
     StateFactors state;
-    float of_q[DP_CHUNK];
+    float of_q[DP_CHUNK], beta[DP_CHUNK];
 };
 /* Tiles, ROWS. */
 struct BareOut {
-    bf16 *TB, *Aqk;
+    bf16 *TB, *Aqk, *L; /* TB: U, and L, where states are kept */
     BareFactors *factors;
     int *odd; /* NULL unless asked for: ODDS words a tile (chunks.cuh) */
 };
 static inline BareOut bare_out(const Call &c) {
-    return BareOut{at<bf16>(c, B_TB), at<bf16>(c, B_AQK), at<BareFactors>(c, B_FACTORS),
-                   at<int>(c, B_ODD)};
+    return BareOut{at<bf16>(c, B_TB), at<bf16>(c, B_AQK), at<bf16>(c, B_L),
+                   at<BareFactors>(c, B_FACTORS), at<int>(c, B_ODD)};
 }
 
 #ifdef __CUDACC__

@@ -564,8 +564,19 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     drain_wait(lane);
 }
 
+/* Beta of columns: two of them a lane, which others ask for. */
+struct ColumnBetas {
+    static const bool OF_COLUMNS = true;
+    float mine[2];
+    __device__ __forceinline__ float get(const Dims &, const Place &, int) const { return 0.f; }
+    __device__ __forceinline__ float2 at(int i) const {
+        const float x = mine[i / 32];
+        return make_float2(__shfl_sync(~0u, x, i % 32), __shfl_sync(~0u, x, i % 32 + 1));
+    }
+};
+
 /* Chunks of a plan without w and u (`bare.cuh`): the same phases up to T. No v, w and u. */
-template <int K, Formats F>
+template <int K, bool KEEPS, Formats F>
 __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     k_decayed(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
               const __grid_constant__ ChunkOut o) {
@@ -597,14 +608,34 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     else
         betas.take(sm.beta, I, m, lane);
     if (m) {
-        if (betas.row[0] < C) after.beta[betas.row[0]] = betas.get(d, p, 0);
+        if (betas.row[0] < C) {
+            const float own = betas.get(d, p, 0);
+            after.beta[betas.row[0]] = KEEPS ? 1.f : own;
+            if (KEEPS) o.beta[p.tile * C + betas.row[0]] = own;
+        }
         emit_queries(after.TB, o.Aqk + p.tile * C * C, sm.own, d.scale, p.lr, I, lane, z,
                      [&](int, int, float &, float &) {});
         drain_wait(lane);
         meet_as_well();
     } else {
         ChunkOut nothing = {};
-        emit_keys(after, d, nothing, p, betas, I, lane, z, [](int, int, float &, float &) {});
+        auto none = [](int, int, float &, float &) {};
+        if constexpr (KEEPS) {
+            ColumnBetas columns;
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int row = lane + 32 * r;
+                RawWord x;
+                if (F == WIDE_GATES)
+                    x = load_beta(d, t, p, row);
+                else
+                    x.w = sm.beta[row];
+                columns.mine[r] = beta_of(d, x, p, row);
+            }
+            emit_keys(after, d, nothing, p, columns, I, lane, z, none);
+        } else {
+            emit_keys(after, d, nothing, p, betas, I, lane, z, none);
+        }
         invert(after, warp, lane);
     }
     __syncthreads();
@@ -633,6 +664,7 @@ ChunkOut chunk_out(const Call &c) {
     o.TB = b(B_TB);
     o.gcum = at<float>(c, B_GCUM);
     o.odd = at<int>(c, B_ODD);
+    o.beta = at<float>(c, B_FACTORS);
     return o;
 }
 
@@ -648,7 +680,10 @@ template <int K, int V> struct Chunks {
 
 template <int K, int V> struct Decayed {
     static dp_status run(const Call &c) {
-        auto kernel = c.p->d.g_bf16 ? k_decayed<K, BF16> : k_decayed<K, WIDE_GATES>;
+        const bool in_bf16 = c.p->d.g_bf16, keeps = at<float>(c, B_H) != NULL;
+        auto kernel = keeps ? in_bf16 ? k_decayed<K, true, BF16> : k_decayed<K, true, WIDE_GATES>
+                      : in_bf16 ? k_decayed<K, false, BF16>
+                                : k_decayed<K, false, WIDE_GATES>;
         int bytes = (int)sizeof(ChunkSmem<K, Inverse>);
         return launch(queue_of(c), "k_decayed", kernel, chunk_grid(c.p), CHUNK_THREADS, bytes,
                       c.p->d, *c.t, chunk_out(c));

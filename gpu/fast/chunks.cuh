@@ -33,9 +33,9 @@ enum { ODD_W, ODD_U, ODD_DO, ODDS };
  * columns.cu; others ROWS, u SLICES. */
 struct ChunkOut {
     bf16 *w, *u, *kg, *qg, *Aqk, *T, *L, *dos;
-    bf16 *kgam, *TB; /* of a plan without w and u */
-    float *eC, *gcum;
-    int *odd; /* NULL unless asked for: ODDS words a tile */
+    bf16 *kgam, *TB;         /* of a plan without w and u */
+    float *eC, *gcum, *beta; /* beta: of a backward without w and u */
+    int *odd;                /* NULL unless asked for: ODDS words a tile */
 };
 
 /* Data after the sums, in the place of their operands: T, and w and u where they are wanted. */
@@ -185,6 +185,7 @@ __device__ __forceinline__ void invert(Inverse &sm, int warp, int lane) {
 
 /* beta of the rows that a lane needs: of m = 0 those of its sums, of m = 1 one a lane for all. */
 struct Betas {
+    static const bool OF_COLUMNS = false;
     RawWord raw[2];
     int row[2];
     __device__ __forceinline__ void rows(int I, int m, int lane) {
@@ -208,6 +209,7 @@ struct Betas {
     __device__ __forceinline__ float get(const Dims &d, const Place &p, int r) const {
         return beta_of(d, raw[r], p, row[r]);
     }
+    __device__ __forceinline__ float2 at(int) const { return {}; }
 };
 
 /* B L to where A is inverted, zeros where nothing is erased. By the warps of m = 0, which keep L if
@@ -219,12 +221,13 @@ __device__ __forceinline__ void emit_keys(Inverse &sm, const Dims &d, const Chun
     bf16 *L = o.L ? o.L + p.tile * C * C : NULL;
     float beta[2] = {};
 #pragma unroll
-    for (int r = 0; r < 2 && d.erases; r++)
+    for (int r = 0; r < 2 && d.erases && !BETAS::OF_COLUMNS; r++)
         beta[r] = betas.get(d, p, r);
     emit_rows(I, lane, Mask{p.lr, 0}, z, [&](int s, int i, float a, float b, bool, int y) {
-        float by = beta[y % 4 / 2];
+        float2 by = make_float2(beta[y % 4 / 2], beta[y % 4 / 2]);
+        if (BETAS::OF_COLUMNS && d.erases) by = betas.at(i);
         f(s, i, a, b);
-        *(float2 *)(sm.x.A + s * TS + i) = make_float2(by * a, by * b);
+        *(float2 *)(sm.x.A + s * TS + i) = make_float2(by.x * a, by.y * b);
         if (L) store_pair(L, s, i, a, b);
     });
 }

@@ -305,26 +305,31 @@ template <int K, bool SHARED> struct TriangleSmem {
     float gam[HEADS][C], beta[HEADS][C]; /* of the heads */
     static_assert(sizeof(TriangleAfter<SHARED>) % 16 == 0, "rows lie where pairs are loaded");
 };
-/* Values of beta in shared memory. */
-struct MadeBetas {
-    const float *from; /* the lane's first row */
+/* Values of beta in shared memory. COLUMNS: A is L B, so that its inverse is U. */
+template <bool COLUMNS> struct MadeBetas {
+    static const bool OF_COLUMNS = COLUMNS;
+    const float *from;
+    int first; /* the lane's first row */
     __device__ __forceinline__ float get(const Dims &, const Place &, int r) const {
-        return from[8 * r];
+        return from[first + 8 * r];
     }
+    __device__ __forceinline__ float2 at(int i) const { return *(const float2 *)(from + i); }
 };
 
 /* Factors of the sums in fast/state_bare.cu, a thread a row. */
 __device__ __forceinline__ void leave_factors(BareFactors &to, const float *gam,
-                                              const RowScalars &rows, const Dims &d, int r) {
+                                              const RowScalars &rows, const Dims &d, int r,
+                                              float beta) {
     float all = gam[C - 1], from_start = ex2(gam[r]);
     to.state.of_k[r] = d.erases * rows.rk[r] * from_start;
     to.of_q[r] = d.scale * rows.rq[r] * from_start;
-    to.state.to_end[r] = rows.rk[r] * ex2(all - gam[r]);
+    to.state.to_end[r] = beta * rows.rk[r] * ex2(all - gam[r]);
+    to.beta[r] = beta;
     if (r < 4) to.state.chunk[r] = ex2(all);
 }
 
 /* A head's triangles from k k' and q k'. */
-template <int K, bool SHARED, class Z>
+template <int K, bool SHARED, bool KEEPS, class Z>
 __device__ __forceinline__ void finish_triangles(TriangleSmem<K, SHARED> &sm, const Dims &d,
                                                  const BareOut &o, const Place &p, int n, int warp,
                                                  int I, int m, int lane, const Z &z) {
@@ -332,8 +337,9 @@ __device__ __forceinline__ void finish_triangles(TriangleSmem<K, SHARED> &sm, co
     const float *gam = sm.gam[n], *beta = sm.beta[n];
     if (m) {
         if (threadIdx.x < CHUNK_THREADS / 2 + C) {
-            after.beta[threadIdx.x % C] = beta[threadIdx.x % C];
-            leave_factors(o.factors[p.tile], gam, sm.rows, d, threadIdx.x % C);
+            const float own = beta[threadIdx.x % C];
+            after.beta[threadIdx.x % C] = KEEPS ? 1.f : own;
+            leave_factors(o.factors[p.tile], gam, sm.rows, d, threadIdx.x % C, KEEPS ? own : 1.f);
         }
         emit_queries(after.TB, o.Aqk + p.tile * C * C, sm.rows.own, d.scale, p.lr, I, lane, z,
                      [&](int s, int i, float &a, float &b) {
@@ -342,9 +348,10 @@ __device__ __forceinline__ void finish_triangles(TriangleSmem<K, SHARED> &sm, co
         drain_wait(lane);
         meet_as_well();
     } else {
-        ChunkOut nothing = {};
-        const MadeBetas betas = {beta + I * 16 + lane / 4};
-        emit_keys(after, d, nothing, p, betas, I, lane, z, [&](int s, int i, float &a, float &b) {
+        ChunkOut kept = {};
+        if (KEEPS) kept.L = o.L;
+        const MadeBetas<KEEPS> betas = {beta, I * 16 + lane / 4};
+        emit_keys(after, d, kept, p, betas, I, lane, z, [&](int s, int i, float &a, float &b) {
             decay_pair(gam, sm.rows, sm.rows.rk, s, i, a, b);
         });
         invert(after, warp, lane);
@@ -357,7 +364,7 @@ __device__ __forceinline__ void finish_triangles(TriangleSmem<K, SHARED> &sm, co
 
 /* A chunk of a plan without w and u (fast/state_bare.cu). The same phases up to T; nothing of v.
  * SHARED: of `heads` value heads of one key head, one after the other. */
-template <int K, Formats F, bool SHARED>
+template <int K, Formats F, bool SHARED, bool KEEPS>
 __global__ void __launch_bounds__(CHUNK_THREADS, 4)
     k_triangles(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
                 const BareOut o, int heads) {
@@ -404,19 +411,19 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 4)
             if (n) __syncthreads();
             /* else the compiler keeps addresses of words, and spills them */
             lane = (int)made_number(lane), I = (int)made_number(I);
-            finish_triangles<K>(sm, d, o, p, n, warp, I, m, lane,
-                                GramRow(sm.x.after.grams, I, m, lane));
+            finish_triangles<K, SHARED, KEEPS>(sm, d, o, p, n, warp, I, m, lane,
+                                               GramRow(sm.x.after.grams, I, m, lane));
             p.tile++;
         }
     } else {
-        finish_triangles<K>(sm, d, o, p, 0, warp, I, m, lane, z);
+        finish_triangles<K, SHARED, KEEPS>(sm, d, o, p, 0, warp, I, m, lane, z);
     }
 }
 
 template <int K, int V> struct Triangles {
-    template <bool SHARED> static dp_status of(const Call &c, int heads) {
-        auto kernel =
-            c.p->d.g_bf16 ? k_triangles<K, BF16, SHARED> : k_triangles<K, WIDE_GATES, SHARED>;
+    template <bool SHARED, bool KEEPS> static dp_status of(const Call &c, int heads) {
+        auto kernel = c.p->d.g_bf16 ? k_triangles<K, BF16, SHARED, KEEPS>
+                                    : k_triangles<K, WIDE_GATES, SHARED, KEEPS>;
         int bytes = (int)sizeof(TriangleSmem<K, SHARED>);
         dim3 grid = chunk_grid(c.p);
         grid.x /= heads;
@@ -425,7 +432,8 @@ template <int K, int V> struct Triangles {
     }
     static dp_status run(const Call &c) {
         const int heads = fast_heads_of_block(c.p);
-        return heads > 1 ? of<true>(c, heads) : of<false>(c, 1);
+        if (bare_out(c).L) return heads > 1 ? of<true, true>(c, heads) : of<false, true>(c, 1);
+        return heads > 1 ? of<true, false>(c, heads) : of<false, false>(c, 1);
     }
 };
 

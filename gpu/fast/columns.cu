@@ -61,3 +61,10 @@ dp_status do_rows(const Call &c, DoRows *x) {
     if (!x->reads) return DP_OK;
     return map_rows(c, &x->map, ROWS_OF_DO, c.g->dout, d.HV, d.V, DP_CHUNK, 16);
 }
+
+dp_status dE_rows(const Call &c, DoRows *x) {
+    const Dims &d = c.p->d;
+    x->left = at<bf16>(c, B_DV_NEW);
+    x->reads = c.p->bare && d.Kg > 1;
+    return x->reads ? map_rows(c, &x->map, ROWS_OF_DV, c.g->dv, d.HV, d.V, DP_CHUNK, 16) : DP_OK;
+}

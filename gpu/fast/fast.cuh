@@ -20,6 +20,10 @@ dp_status fast_forward_gated(const Call &c);
 /* spoil.cu; behind either of both, where B_SPOILT is */
 dp_status fast_spoil(const Call &c);
 dp_status fast_pre_states(const Call &c); /* H of a whole sub-sequence, where pre.cu cannot */
+/* state_kept.cu: of a backward without w and u */
+struct StateArgs;
+dp_status fast_kept_states(const Call &c, StateArgs a);
+dp_status fast_kept_bwd(const Call &c, StateArgs a, int nseq);
 /* columns.cu */
 dp_status fast_columns(const Call &c);
 /* state_bwd.cu */

@@ -25,6 +25,9 @@
  * Warpgroups, where a device has them, form Kgam S_0, dP, dL and the products with states, straight
  * from shared memory and beside other work. Elsewhere mma.sync does.
  *
+ * SOLVED (`bare.cuh`) means that E and dE are loaded, not X, dv_new, T and L. There is no phase
+ * `solve` and no kgam. kb and kd have the factor beta, which dP and dL lack.
+ *
  * TIGHT: devices whose blocks have less shared memory. The decayed rows are made twice and take the
  * place of h and dh, and nothing is loaded ahead. */
 #include "fast/far.cuh"
@@ -33,18 +36,20 @@
 
 namespace {
 
+enum Form { ROOMY, TIGHT, SOLVED };
+
 template <int K, int V> struct States { bf16 h[K * V], dh[K * V]; };
 template <int K> struct Decayed {
     bf16 ka[C * K], qa[C * K], kb[C * K], kd[C * K]; /* chunks.cu */
 };
 /* The states and the decayed rows, apart or in one place. */
-template <int K, int V, bool TIGHT> struct Apart {
+template <int K, int V, Form W> struct Apart {
     States<K, V> s;
     Decayed<K> r;
     __device__ __forceinline__ States<K, V> &states() { return s; }
     __device__ __forceinline__ Decayed<K> &rows() { return r; }
 };
-template <int K, int V> struct Apart<K, V, true> {
+template <int K, int V> struct Apart<K, V, TIGHT> {
     union {
         States<K, V> s;
         Decayed<K> r;
@@ -56,8 +61,8 @@ template <int K, int V> struct Apart<K, V, true> {
 /* SLICES; dE: dv_new when it comes. */
 template <int V> struct Operands { bf16 X[C * V], dos[C * V], dE[C * V]; };
 
-template <int K, int V, bool TIGHT> struct GradSmem {
-    Apart<K, V, TIGHT> big;
+template <int K, int V, Form W> struct GradSmem {
+    Apart<K, V, W> big;
     union {
         Operands<V> o;
         uint4 given[K / 8][4][32]; /* by warp: rows of k and q while pairs are summed, then dg */
@@ -95,22 +100,24 @@ template <int K, int V, bool TIGHT> struct GradSmem {
 
 /* ---- loads ----------------------------------------------------------------------------------- */
 
-/* By three warps, each with its own barrier. 0: dv_new, T; 1: h, X, L; 2: do, dh. `late` loads what
+/* By three warps, each with its own barrier. 0: dv_new, T; 1: h, X, L; 2: do, dh. SOLVED: 0: dE;
+ * 1: h, E. `late` loads what
  * lies where the phase `pairs` still works. */
-template <int K, int V, bool TIGHT> struct Loader {
-    GradSmem<K, V, TIGHT> &sm;
+template <int K, int V, Form W> struct Loader {
+    GradSmem<K, V, W> &sm;
     const GradArgs &a;
     int warp, lane;
     /* warp: made again, since the compiler would keep what is asked of it in local memory. */
-    __device__ __forceinline__ Loader(GradSmem<K, V, TIGHT> &sm, const GradArgs &a, const Lane &l)
+    __device__ __forceinline__ Loader(GradSmem<K, V, W> &sm, const GradArgs &a, const Lane &l)
         : sm(sm), a(a), warp(made_number(l.warp)), lane(l.lane) {}
     __device__ __forceinline__ void early(int64_t tile) {
-        const int bytes[3] = {C * V * 2 + C * C * 2, K * V * 2 + C * V * 2 + C * C * 2,
+        const int SQUARE = W == SOLVED ? 0 : C * C * 2;
+        const int bytes[3] = {C * V * 2 + SQUARE, K * V * 2 + C * V * 2 + SQUARE,
                               C * V * 2 + K * V * 2};
 #pragma unroll
         for (int i = 0; i < 3; i++)
             if (warp == i) fill_begin(&sm.came[i], bytes[i], lane);
-        if (!TIGHT) states(tile);
+        if (W != TIGHT) states(tile);
     }
     __device__ __forceinline__ void states(int64_t tile) {
         States<K, V> &s = sm.big.states();
@@ -119,14 +126,14 @@ template <int K, int V, bool TIGHT> struct Loader {
     }
     /* p: its place */
     __device__ __forceinline__ void late(int64_t tile, const Place &p) {
-        if (TIGHT) states(tile);
+        if (W == TIGHT) states(tile);
         if (warp == 0) {
-            fill(sm.T, a.T + tile * C * C, C * C * 2, &sm.came[0], lane);
-            fill(sm.o.dE, a.dv_new + tile * C * V, C * V * 2, &sm.came[0], lane);
+            if (W != SOLVED) fill(sm.T, a.T + tile * C * C, C * C * 2, &sm.came[0], lane);
+            fill_do<V, V / 16>(sm.o.dE, a.news, p.c, p.hv, tile, 0, &sm.came[0], lane);
             fill_end(&sm.came[0], lane);
         } else if (warp == 1) {
             fill(sm.o.X, a.X + tile * C * V, C * V * 2, &sm.came[1], lane);
-            fill(sm.L, a.L + tile * C * C, C * C * 2, &sm.came[1], lane);
+            if (W != SOLVED) fill(sm.L, a.L + tile * C * C, C * C * 2, &sm.came[1], lane);
             fill_end(&sm.came[1], lane);
         } else if (warp == 2) {
             fill_do<V, V / 16>(sm.o.dos, a.rows, p.c, p.hv, tile, 0, &sm.came[2], lane);
@@ -190,10 +197,10 @@ __device__ __forceinline__ void leave_far(Decayed<K> &out, const float k[K / 32]
  * (TIGHT has two rounds).
  *   before   gates from the chunk's start to the block's anchor
  *   next     gates from the block's anchor to the next one */
-template <int K, int V, bool TIGHT>
-__device__ __forceinline__ void write_rows(GradSmem<K, V, TIGHT> &sm, Ahead<K> &ahead,
-                                           const Place &p, int row0, int ch, const float *before,
-                                           const float *next, bool wide, bool first) {
+template <int K, int V, Form W>
+__device__ __forceinline__ void write_rows(GradSmem<K, V, W> &sm, Ahead<K> &ahead, const Place &p,
+                                           int row0, int ch, const float *before, const float *next,
+                                           bool wide, bool first) {
     const int E = K / 32, N = 512 / K;
     Decayed<K> &out = sm.big.rows();
     GateRows<K, N> &g = ahead.g;
@@ -214,15 +221,18 @@ __device__ __forceinline__ void write_rows(GradSmem<K, V, TIGHT> &sm, Ahead<K> &
             f[e] = ex2(g.sum[i][e]);
             y[e] = f[e] * start[e];
         }
-        if (!TIGHT || first) {
+        if (W == ROOMY || (W == TIGHT && first)) {
             scaled<E>(w, k, y);
             store_pairs<E>(sm.x.kgam + offset, w);
         }
-        if (TIGHT && first) continue;
+        if (W == TIGHT && first) continue;
         scaled<E>(w, k, f);
         store_pairs<E>(out.ka + offset, w);
         scaled<E>(w, q, f);
         store_pairs<E>(out.qa + offset, w);
+#pragma unroll
+        for (int e = 0; e < E && W == SOLVED; e++)
+            k[e] *= sm.beta[r];
 #pragma unroll
         for (int e = 0; e < E; e++) {
             f[e] = ex2(-g.sum[i][e]);
@@ -264,8 +274,8 @@ template <int K> __device__ __forceinline__ void meet_block(const Lane &l) {
 
 /* The decayed rows, or (TIGHT, first) kgam alone; gates and, first, rows of k and q to fragments.
  * Begins and ends with all warps together. */
-template <int K, int V, bool TIGHT>
-__device__ __forceinline__ void make_rows(GradSmem<K, V, TIGHT> &sm, const Dims &d,
+template <int K, int V, Form W>
+__device__ __forceinline__ void make_rows(GradSmem<K, V, W> &sm, const Dims &d,
                                           const dpg_tensors &t, const GradArgs &a, const Place &p,
                                           const Lane &l, Ahead<K> &ahead, bool first, Gates gam,
                                           Given &given, int phase) {
@@ -384,8 +394,8 @@ __device__ __forceinline__ void add_columns(float acc[4][4], const uint32_t a[4]
 
 /* Pair sums of rows 16 I .. with channels 32 cq ..: of dq (dP) and of what dk reads (dL), anchored
  * at the block's first row. */
-template <int K, int V, bool TIGHT>
-__device__ __forceinline__ void read_pairs(GradSmem<K, V, TIGHT> &sm, const Lane &l, float sq[4][4],
+template <int K, int V, Form W>
+__device__ __forceinline__ void read_pairs(GradSmem<K, V, W> &sm, const Lane &l, float sq[4][4],
                                            float sr[4][4]) {
     Decayed<K> &b = sm.big.rows();
     Walk<> P = walk_down(sm.T, 16 * l.I, l.lane), L = walk_down(sm.L, 16 * l.I, l.lane);
@@ -409,9 +419,9 @@ __device__ __forceinline__ void read_pairs(GradSmem<K, V, TIGHT> &sm, const Lane
 
 /* The write part of dk: with later blocks, anchored at the next block's first row; with the rows of
  * its own, at their first. */
-template <int K, int V, bool TIGHT>
-__device__ __forceinline__ void write_pairs(GradSmem<K, V, TIGHT> &sm, const Lane &l,
-                                            float sw[4][4], float sx[4][4]) {
+template <int K, int V, Form W>
+__device__ __forceinline__ void write_pairs(GradSmem<K, V, W> &sm, const Lane &l, float sw[4][4],
+                                            float sx[4][4]) {
     Decayed<K> &b = sm.big.rows();
     Walk<> P = walk_across(sm.T, 0, l.lane), L = walk_across(sm.L, 0, l.lane);
     Walk<> ka = walk_down(b.ka, 0, l.lane), qa = walk_down(b.qa, 0, l.lane);
@@ -432,9 +442,9 @@ __device__ __forceinline__ void write_pairs(GradSmem<K, V, TIGHT> &sm, const Lan
 /* Computes in fp32 the terms of block b that kd, or ka and qa, do not contain. They are dq, dk
  * read, dk write, [3][16][K], and replace kb and kd. All threads call it; it begins and ends with a
  * barrier. */
-template <int K, int V, bool TIGHT>
-__device__ __noinline__ void far_terms(GradSmem<K, V, TIGHT> &sm, const Dims &d,
-                                       const dpg_tensors &t, Place p, int b) {
+template <int K, int V, Form W>
+__device__ __noinline__ void far_terms(GradSmem<K, V, W> &sm, const Dims &d, const dpg_tensors &t,
+                                       Place p, int b) {
     float *out = (float *)sm.big.rows().kb;
     auto pair = [&](const bf16 *m, int s, int i) { return (float)m[rows_at(s, i / 8) + i % 8]; };
     __syncthreads();
@@ -453,11 +463,12 @@ __device__ __noinline__ void far_terms(GradSmem<K, V, TIGHT> &sm, const Dims &d,
             int64_t at = row_at(p.c.t0, d.H, p.h, s >> p.lr, 0) * K + ch;
             return sm.rq[s] * rbf(ldx(t.q, at, d.in_bf16));
         };
+        auto written = [&](int s) { return W == SOLVED ? sm.beta[s] * key(s) : key(s); };
         float g = gam[r * K], q = 0.f, read = 0.f, write = 0.f;
 #pragma unroll 1
         for (int i = 0; i < r - FAULT(FAR_SHORT); i++) {
             if (!is_far(gam[i * K]) && !is_low(g)) continue;
-            float e = ex2(g - gam[i * K]) * key(16 * b + i);
+            float e = ex2(g - gam[i * K]) * written(16 * b + i);
             q = fmaf(pair(sm.T, R, 16 * b + i), e, q);
             read = fmaf(pair(sm.L, R, 16 * b + i), e, read);
         }
@@ -481,6 +492,7 @@ __device__ __noinline__ void far_terms(GradSmem<K, V, TIGHT> &sm, const Dims &d,
 struct Carried {
     Gates gam; /* from the block's anchor */
     float dq[4][4], dk[4][4], dg[4][4];
+    float db[2]; /* SOLVED: terms of dbeta of its rows */
 };
 /* They lie in shared memory while sums of pairs need the registers. */
 struct Kept {
@@ -492,6 +504,10 @@ struct Kept {
         for (int n = 0; n < 4; n++)
             to[32 * n] = make_uint4(w[4 * n], w[4 * n + 1], w[4 * n + 2], w[4 * n + 3]);
     }
+    /* Rows of k of n-tile n. */
+    __device__ __forceinline__ uint2 keys(int n, const Lane &l) const {
+        return ((const uint2 *)(given[l.warp][n / 2] + l.lane))[n % 2];
+    }
     __device__ __forceinline__ void get(Given &x, const Lane &l) const {
         compiler_fence();
         uint32_t *w = x.k[0];
@@ -502,14 +518,20 @@ struct Kept {
     }
 };
 
+template <int K, int V, Form W>
+__device__ __forceinline__ float beta_of_row(const GradSmem<K, V, W> &sm, const Lane &l, int r) {
+    return W == SOLVED ? sm.beta[l.row(r)] : 1.f;
+}
+
 /* From the plain products S_0 do, S_0 dE, dS_c X to the states' part of dq, dk, dg. Also the column
  * sums of the chunk's writes. */
-template <int K, int V, bool TIGHT>
+template <int K, int V, Form W>
 __device__ __forceinline__ void
-states_part(GradSmem<K, V, TIGHT> &sm, Carried &c, const Parked<K> &parked, const Given &x,
+states_part(GradSmem<K, V, W> &sm, Carried &c, const Parked<K> &parked, const Given &x,
             const float dr[4][4], const float dw[4][4], float scale, const Lane &l) {
     float rk[2] = {sm.rk[l.row(0)], sm.rk[l.row(1)]}, rq[2] = {sm.rq[l.row(0)], sm.rq[l.row(1)]};
     float written[8] = {}; /* [n][e] */
+    const float beta[2] = {beta_of_row(sm, l, 0), beta_of_row(sm, l, 1)};
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         int ch = 32 * l.cq + 8 * n + 2 * l.tc;
@@ -523,6 +545,10 @@ states_part(GradSmem<K, V, TIGHT> &sm, Carried &c, const Parked<K> &parked, cons
             float k = (e ? k2.y : k2.x) * rk[r], q = (e ? q2.y : q2.x) * rq[r];
             float from = (e ? an.y : an.x) + c.gam[n][i], down = ex2(from);
             float own = ex2((e ? end.y : end.x) - from) * dw[n][i], read = -down * dr[n][i];
+            if (W == SOLVED) {
+                c.db[r] = fmaf(k, own, c.db[r]);
+                own *= beta[r];
+            }
             c.dq[n][i] *= scale * down;
             c.dk[n][i] = read + own;
             c.dg[n][i] = fmaf(q, c.dq[n][i], k * (read - own));
@@ -535,10 +561,9 @@ states_part(GradSmem<K, V, TIGHT> &sm, Carried &c, const Parked<K> &parked, cons
 }
 
 /* Adds the parts of pairs: of what a row reads; of what it writes. */
-template <int K, int V, bool TIGHT>
-__device__ __forceinline__ void add_read(GradSmem<K, V, TIGHT> &sm, Carried &c,
-                                         const Parked<K> &parked, float sq[4][4], float sr[4][4],
-                                         const Lane &l) {
+template <int K, int V, Form W>
+__device__ __forceinline__ void add_read(GradSmem<K, V, W> &sm, Carried &c, const Parked<K> &parked,
+                                         float sq[4][4], float sr[4][4], const Lane &l) {
     Decayed<K> &b = sm.big.rows();
     if (sm.wide[l.I])
 #pragma unroll
@@ -563,11 +588,13 @@ __device__ __forceinline__ void add_read(GradSmem<K, V, TIGHT> &sm, Carried &c,
     }
 }
 /* WIDE: the block has decays whose inverse is no number. */
-template <bool WIDE, int K, int V, bool TIGHT>
-__device__ __forceinline__ void add_write(GradSmem<K, V, TIGHT> &sm, Carried &c,
+template <bool WIDE, int K, int V, Form W>
+__device__ __forceinline__ void add_write(GradSmem<K, V, W> &sm, Carried &c,
                                           const Parked<K> &parked, const float sw[4][4],
                                           float sx[4][4], const Lane &l) {
     Decayed<K> &b = sm.big.rows();
+    const float beta[2] = {beta_of_row(sm, l, 0), beta_of_row(sm, l, 1)};
+    float sum[2] = {};
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         uint32_t kb[4], kd[4];
@@ -580,23 +607,35 @@ __device__ __forceinline__ void add_write(GradSmem<K, V, TIGHT> &sm, Carried &c,
             float2 an = *(const float2 *)(sm.anchor[l.I] + ch);
             float2 to = *(const float2 *)(sm.anchor[l.I + 1] + ch);
             float next[2] = {to.x - an.x, to.y - an.y}, step[2] = {ex2(next[0]), ex2(next[1])};
+            uint32_t k2[2];
+            if (W == SOLVED) *(uint2 *)k2 = Kept{sm.given}.keys(n, l);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 float g = c.gam[n][i];
                 if (WIDE && is_far(g)) sx[n][i] = 0.f;
                 float up = ex2(WIDE ? fminf(-g, NEAR) : -g);
                 float on = WIDE ? ex2(next[i % 2] - g) : up * step[i % 2];
-                c.dk[n][i] += fmaf(on, sw[n][i], up * sx[n][i]);
+                const float y = fmaf(on, sw[n][i], up * sx[n][i]);
+                if (W == SOLVED) {
+                    float2 k = unpack2(k2[i / 2]);
+                    sum[i / 2] = fmaf(i % 2 ? k.y : k.x, y, sum[i / 2]);
+                    c.dk[n][i] = fmaf(beta[i / 2], y, c.dk[n][i]);
+                } else {
+                    c.dk[n][i] += y;
+                }
                 c.dg[n][i] -=
                     own_word(kb, 4 * m + i) * sw[n][i] + own_word(kd, 4 * m + i) * sx[n][i];
             }
         }
     }
+#pragma unroll
+    for (int r = 0; r < 2 && W == SOLVED; r++)
+        c.db[r] = fmaf(sum[r], sm.rk[l.row(r)], c.db[r]);
 }
 
 /* Adds what they leave out of the warp's block. */
-template <int K, int V, bool TIGHT>
-__device__ __forceinline__ void add_far(GradSmem<K, V, TIGHT> &sm, Carried &c, const Given &x,
+template <int K, int V, Form W>
+__device__ __forceinline__ void add_far(GradSmem<K, V, W> &sm, Carried &c, const Given &x,
                                         const Lane &l) {
     const float *far = (const float *)sm.big.rows().kb;
 #pragma unroll
@@ -607,20 +646,33 @@ __device__ __forceinline__ void add_far(GradSmem<K, V, TIGHT> &sm, Carried &c, c
             float2 k2 = unpack2(x.k[n][r]), q2 = unpack2(x.q[n][r]);
             float k = (i % 2 ? k2.y : k2.x) * sm.rk[l.row(r)];
             float q = (i % 2 ? q2.y : q2.x) * sm.rq[l.row(r)];
+            float write = far[32 * K + at];
+            if (W == SOLVED) {
+                c.db[r] = fmaf(k, write, c.db[r]);
+                write *= sm.beta[l.row(r)];
+            }
             c.dq[n][i] += far[at];
-            c.dk[n][i] += far[16 * K + at] + far[32 * K + at];
-            c.dg[n][i] += fmaf(q, far[at], k * (far[16 * K + at] - far[32 * K + at]));
+            c.dk[n][i] += far[16 * K + at] + write;
+            c.dg[n][i] += fmaf(q, far[at], k * (far[16 * K + at] - write));
         }
 }
 
+/* SOLVED: terms of dbeta lie where the warp's own gates were. */
+template <int K, int V, Form W>
+__device__ __forceinline__ float &db_at(GradSmem<K, V, W> &sm, int cq, int s) {
+    return (&sm.x.parked[2][(s / 16 + 4 * cq) * 32 + s % 8 * 4].x)[s / 8 % 2];
+}
+
 /* Adds a token's own keys. */
-template <int K, int V, bool TIGHT>
-__device__ __forceinline__ void add_own(GradSmem<K, V, TIGHT> &sm, Carried &c, const Given &x,
+template <int K, int V, Form W>
+__device__ __forceinline__ void add_own(GradSmem<K, V, W> &sm, Carried &c, const Given &x,
                                         const Lane &l) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int s = l.row(r);
-        float pk = sm.own[s] * sm.rk[s], pq = sm.own[s] * sm.rq[s];
+        float own = sm.own[s], of_q = 0.f;
+        if (W == SOLVED) own *= sm.beta[s];
+        float pk = own * sm.rk[s], pq = own * sm.rq[s];
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             float2 k = unpack2(x.k[n][r]), q = unpack2(x.q[n][r]);
@@ -628,7 +680,11 @@ __device__ __forceinline__ void add_own(GradSmem<K, V, TIGHT> &sm, Carried &c, c
             c.dq[n][2 * r + 1] = fmaf(pk, k.y, c.dq[n][2 * r + 1]);
             c.dk[n][2 * r] = fmaf(pq, q.x, c.dk[n][2 * r]);
             c.dk[n][2 * r + 1] = fmaf(pq, q.y, c.dk[n][2 * r + 1]);
+            if (W == SOLVED) of_q = fmaf(k.x, q.x, fmaf(k.y, q.y, of_q));
         }
+        if (W != SOLVED) continue;
+        float db = row_sum(fmaf(sm.own[s] * sm.rq[s], sm.rk[s] * of_q, c.db[r]));
+        if (l.tc == 0) db_at(sm, l.cq, s) = db;
     }
 }
 
@@ -640,8 +696,8 @@ struct RowLane {
 };
 /* dg to [row][channel] of RowLane. Sums of it over the rows from each on, inside the warp's 16, and
  * their total. */
-template <int K, int V, bool TIGHT>
-__device__ __forceinline__ void sum_dg(GradSmem<K, V, TIGHT> &sm, Carried &c, const Lane &l) {
+template <int K, int V, Form W>
+__device__ __forceinline__ void sum_dg(GradSmem<K, V, W> &sm, Carried &c, const Lane &l) {
     RowLane at(l);
     float *mixed = (float *)sm.given[l.warp];
     __syncwarp(); /* all have read their rows of k and q */
@@ -675,9 +731,9 @@ __device__ __forceinline__ void sum_dg(GradSmem<K, V, TIGHT> &sm, Carried &c, co
 }
 
 /* Terms of <y, dy> of the rows of q and k over the lane's columns, summed over its warp's. */
-template <int K, int V, bool TIGHT>
-__device__ __forceinline__ void sum_dots(GradSmem<K, V, TIGHT> &sm, const Carried &c,
-                                         const Given &x, const Lane &l) {
+template <int K, int V, Form W>
+__device__ __forceinline__ void sum_dots(GradSmem<K, V, W> &sm, const Carried &c, const Given &x,
+                                         const Lane &l) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float q = 0.f, k = 0.f;
@@ -770,10 +826,9 @@ __device__ __forceinline__ void load_raw(RawGates &raw, const Dims &d, const dpg
 
 /* dg of the log gate to that of the raw one, to memory; terms of dA_log and ddt_bias of the block's
  * rows. */
-template <int GATE, int K, int V, bool TIGHT>
-__device__ __forceinline__ void through_gate(GradSmem<K, V, TIGHT> &sm, const Dims &d,
-                                             const Place &p, Carried &c, const RawGates &raw,
-                                             const Lane &l) {
+template <int GATE, int K, int V, Form W>
+__device__ __forceinline__ void through_gate(GradSmem<K, V, W> &sm, const Dims &d, const Place &p,
+                                             Carried &c, const RawGates &raw, const Lane &l) {
     RowLane at(l);
     float a = expf(param_value(raw.A_log, d.A_type)), sums[8] = {}; /* [dA_log, ddt_bias][e] */
     GateRow row = {d, p, K};
@@ -823,8 +878,8 @@ __device__ __forceinline__ void store_dg(const Carried &c, const Dims &d, const 
 }
 
 /* rowsum(dS_c o S_c) of every channel: with what the chunk writes, which all of its tokens see. */
-template <int K, int V, bool TIGHT>
-__device__ __forceinline__ void sum_written(GradSmem<K, V, TIGHT> &sm, int ch) {
+template <int K, int V, Form W>
+__device__ __forceinline__ void sum_written(GradSmem<K, V, W> &sm, int ch) {
     if (ch < K)
         sm.z[ch] += (sm.of_block.dg.written[0][ch] + sm.of_block.dg.written[1][ch]) +
                     (sm.of_block.dg.written[2][ch] + sm.of_block.dg.written[3][ch]);
@@ -832,8 +887,8 @@ __device__ __forceinline__ void sum_written(GradSmem<K, V, TIGHT> &sm, int ch) {
 
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
-template <int K, int V, bool TIGHT, Formats F> struct Grad {
-    GradSmem<K, V, TIGHT> &sm;
+template <int K, int V, Form W, Formats F> struct Grad {
+    GradSmem<K, V, W> &sm;
     const Dims &d, &plan;
     const dpg_tensors &t;
     const dpg_grads &g;
@@ -855,7 +910,7 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
         bar_wait(&sm.came[0], phase);
         bar_wait(&sm.came[1], phase);
         Solved s = {sm.T, sm.o.dE, sm.x.kgam, sm.big.states().h, sm.L, sm.o.X};
-        solve_back<K, NT, !TIGHT>(dZ, E, s, l.I, l.cq * NT / 2, l.lane, [] {});
+        solve_back<K, NT, W != TIGHT>(dZ, E, s, l.I, l.cq * NT / 2, l.lane, [] {});
         meet_part(5 + l.cq, 128); /* who reads these columns of dv_new */
         finish_dE<V, NT>(d, v, g, p, l, dZ, E, sm.beta, sm.o.dE, sm.of_row.db[0]);
         __syncthreads();
@@ -889,10 +944,16 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
         };
         /* By warps that have few pairs, while products go on. */
         auto little = [&] {
-            store_dbeta<K>(d, sm.raw_beta, g, p, sm.of_row.db[0], l);
+            if (W == SOLVED && !lies_there(a.news, p.c)) store_dv<K, V>(d, g, p, sm.o.dE, l);
+            if (W != SOLVED)
+                store_dbeta<K, K / 32>(d, sm.raw_beta, g, p, l,
+                                       [&](int i, int s) { return sm.of_row.db[i][s]; });
             if (l.warp == K / 8 - 3 && l.lane == 0) sm.place[phase ^ 1] = place_of(d, next);
         };
-        if (!TIGHT && has_warpgroups()) {
+        c.db[0] = c.db[1] = 0.f;
+        if (W == SOLVED) bar_wait(&sm.came[0], phase);
+        if (W == SOLVED) bar_wait(&sm.came[1], phase);
+        if (W != TIGHT && has_warpgroups()) {
             bar_wait(&sm.came[2], phase);
             wg_states<K, V>(c.dq, dr, dw, sm.o.dos, sm.o.dE, sm.o.X, s.h, s.dh, d.scale, l, pairs);
             little();
@@ -915,7 +976,7 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
     }
     __device__ __forceinline__ void pairs(Carried &c) {
         Parked<K> parked = {sm.x.parked, thread.warp * 32 + thread.lane};
-        if (TIGHT) parked.put(c.gam);
+        if (W == TIGHT) parked.put(c.gam);
         {
             Lane l(thread);
             float sq[4][4] = {}, sr[4][4] = {};
@@ -956,7 +1017,10 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
         if (a.whole) sum_dots(sm, c, x, l);
         drain_fence(); /* rows of k and q lie where operands come */
         __syncthreads();
-        if (!TIGHT && next < end) Loader<K, V, TIGHT>(sm, a, l).late(next, sm.place[phase ^ 1]);
+        if (W == SOLVED)
+            store_dbeta<K, K / 32>(d, sm.raw_beta, g, place(phase), l,
+                                   [&](int i, int s) { return db_at(sm, i, s); });
+        if (W != TIGHT && next < end) Loader<K, V, W>(sm, a, l).late(next, sm.place[phase ^ 1]);
         if (a.whole && d.l2norm) through_norm<K>(c.dq, x.q, sm.of_row.dot[0], sm.rq, l);
         compiler_fence(); /* only now are there registers */
         RawGates raw;
@@ -968,7 +1032,7 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
         store_q_and_k<K>(
             d, g, a, [&] { return place(phase); }, c.dq, c.dk, out.ka, out.qa, l,
             [&] {
-                if (!TIGHT) ahead.fetch(d, t, place(phase ^ 1), l);
+                if (W != TIGHT) ahead.fetch(d, t, place(phase ^ 1), l);
             });
         int ch = l.thread() % K, b = l.thread() / K;
         if (b < 2) {
@@ -987,26 +1051,26 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
             Place p = place(phase);
             Values<V, NT> v;
             Lane l(thread);
-            Loader<K, V, TIGHT> load(sm, a, l);
-            if (TIGHT) ahead.fetch(d, t, p, l);
-            v.load(d, t, p, l);
+            Loader<K, V, W> load(sm, a, l);
+            if (W == TIGHT) ahead.fetch(d, t, p, l);
+            if (W != SOLVED) v.load(d, t, p, l);
             make_rows(sm, d, t, a, p, l, ahead, true, c.gam, x, phase);
-            if (TIGHT) {
+            if (W == TIGHT) {
                 drain_fence(); /* gates for fragments lay where the states are loaded */
                 __syncthreads();
                 load.early(i);
                 load.late(i, sm.place[phase]);
             }
-            drain_fence(); /* kgam */
+            if (W != SOLVED) drain_fence(); /* kgam */
             __syncthreads();
-            solve(v, phase);
+            if (W != SOLVED) solve(v, phase);
         }
         states(c, x, next < end ? next : i, phase);
         drain_fence(); /* dP and dL lie where T and L come */
         __syncthreads();
         Lane l(thread);
-        Loader<K, V, TIGHT> load(sm, a, l);
-        if (TIGHT) {
+        Loader<K, V, W> load(sm, a, l);
+        if (W == TIGHT) {
             Place p = place(phase);
             ahead.fetch(d, t, p, l);
             sum_written(sm, l.thread());
@@ -1016,27 +1080,27 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
         } else if (next < end)
             load.early(next);
         Kept{sm.given}.put(x, l);
-        if (!TIGHT) sum_written(sm, l.thread());
+        if (W != TIGHT) sum_written(sm, l.thread());
         pairs(c);
         if (is_wide<4>(sm.wide)) far(c, phase);
         ends(c, ahead, next, phase);
-        if (TIGHT) {
+        if (W == TIGHT) {
             drain_fence();
             __syncthreads();
         }
     }
 };
 
-template <int K, int V, bool TIGHT, Formats F>
+template <int K, int V, Form W, Formats F>
 __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     k_grad(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
            const __grid_constant__ dpg_grads g, const __grid_constant__ GradArgs a,
            const TileRange x) {
-    if (TIGHT && ROOMY_BLOCKS) return; /* never launched there: no code */
+    if (W == TIGHT && ROOMY_BLOCKS) return; /* never launched there: no code */
     extern __shared__ __align__(1024) char raw[];
-    GradSmem<K, V, TIGHT> &sm = *(GradSmem<K, V, TIGHT> *)raw;
+    GradSmem<K, V, W> &sm = *(GradSmem<K, V, W> *)raw;
     const Dims d = known_bwd<F>(plan);
-    Grad<K, V, TIGHT, F> grad = {sm, d, plan, t, g, a, {kept_warp(), kept_lane()}, x.to};
+    Grad<K, V, W, F> grad = {sm, d, plan, t, g, a, {kept_warp(), kept_lane()}, x.to};
     begin_tiles(x);
     const unsigned first = x.from + blockIdx.x;
     if (threadIdx.x == 0) {
@@ -1048,13 +1112,13 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     }
     __syncthreads();
     Lane l(grad.thread);
-    Loader<K, V, TIGHT> load(sm, a, l);
-    if (!TIGHT) {
+    Loader<K, V, W> load(sm, a, l);
+    if (W != TIGHT) {
         load.early(first);
         load.late(first, sm.place[0]);
     }
     Ahead<K> ahead;
-    if (!TIGHT) ahead.fetch(d, t, grad.place(0), l);
+    if (W != TIGHT) ahead.fetch(d, t, grad.place(0), l);
     int phase = 0;
     for (unsigned i = first; i < x.to; i += gridDim.x, phase ^= 1)
         grad.tile(i, i + gridDim.x, phase, ahead);
@@ -1064,17 +1128,18 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
 /* ---- host ------------------------------------------------------------------------------------ */
 
 template <int K, int V> struct Gradients {
-    template <bool TIGHT> static dp_status of(const Call &c, GradArgs a) {
-        auto kernel = OF_FORMATS(formats_of_bwd(c.p->d), k_grad, K, V, TIGHT);
-        int bytes = (int)sizeof(GradSmem<K, V, TIGHT>);
+    template <Form W> static dp_status of(const Call &c, GradArgs a) {
+        auto kernel = OF_FORMATS(formats_of_bwd(c.p->d), k_grad, K, V, W);
+        int bytes = (int)sizeof(GradSmem<K, V, W>);
         return over_tiles(c, [&](TileRange x) {
             return launch(queue_of(c), "k_grad", kernel, x.blocks, GRAD_THREADS(K), bytes, c.p->d,
                           *c.t, *c.g, a, x);
         });
     }
     static dp_status run(const Call &c, GradArgs a) {
-        return sizeof(GradSmem<K, V, false>) <= c.p->device.shared ? of<false>(c, a)
-                                                                   : of<true>(c, a);
+        if (c.p->bare) return of<SOLVED>(c, a);
+        return sizeof(GradSmem<K, V, ROOMY>) <= c.p->device.shared ? of<ROOMY>(c, a)
+                                                                   : of<TIGHT>(c, a);
     }
 };
 
@@ -1087,7 +1152,6 @@ GradArgs grad_args(const Call &c) {
     a.L = b(B_L);
     a.Aqk = b(B_AQK);
     a.X = b(B_VNEW);
-    a.dv_new = b(B_DV_NEW);
     a.h = b(B_H);
     a.dh = b(B_DH);
     a.dq = at<float>(c, B_DQ);
@@ -1102,12 +1166,14 @@ dp_status fast_grad_channels(const Call &c) {
     FAULT_TO_DEVICE(c.e, c.s);
     GradArgs a = grad_args(c);
     TRY(do_rows(c, &a.rows));
+    TRY(dE_rows(c, &a.news));
     return by_widths<Gradients>(c, a);
 }
 
 size_t fast_grad_bytes(int K, int V) {
-    if (K == 64) return V == 64 ? sizeof(GradSmem<64, 64, true>) : sizeof(GradSmem<64, 128, true>);
-    return V == 64 ? sizeof(GradSmem<128, 64, true>) : sizeof(GradSmem<128, 128, true>);
+    if (K == 64)
+        return V == 64 ? sizeof(GradSmem<64, 64, TIGHT>) : sizeof(GradSmem<64, 128, TIGHT>);
+    return V == 64 ? sizeof(GradSmem<128, 64, TIGHT>) : sizeof(GradSmem<128, 128, TIGHT>);
 }
-static_assert(sizeof(GradSmem<128, 128, false>) <= 232448, "more than a block has on 9.0");
-static_assert(sizeof(GradSmem<128, 128, true>) <= 166912, "more than a block has on 8.0");
+static_assert(sizeof(GradSmem<128, 128, ROOMY>) <= 232448, "more than a block has on 9.0");
+static_assert(sizeof(GradSmem<128, 128, TIGHT>) <= 166912, "more than a block has on 8.0");

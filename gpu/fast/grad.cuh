@@ -11,12 +11,12 @@
 #define GRAD_THREADS(K) (4 * (K))
 
 struct GradArgs {
-    const bf16 *T, *L, *Aqk, *X, *dv_new, *h, *dh;
-    DoRows rows;
-    float *dq, *dk; /* by value head, fp32, where the groups' sums or a token's keys follow; */
-    int whole;      /* else 1: dq and dk of the caller are written here, through the L2 norm */
-    float *norm;    /* 1/norms of the rows of k, then of q, for what follows; or NULL */
-    float *part;    /* terms of dA_log, ddt_bias: [tile][2][Kg] */
+    const bf16 *T, *L, *Aqk, *X, *h, *dh;
+    DoRows rows, news; /* do; dv_new, or dE */
+    float *dq, *dk;    /* by value head, fp32, where the groups' sums or a token's keys follow; */
+    int whole;         /* else 1: dq and dk of the caller are written here, through the L2 norm */
+    float *norm;       /* 1/norms of the rows of k, then of q, for what follows; or NULL */
+    float *part;       /* terms of dA_log, ddt_bias: [tile][2][Kg] */
 };
 
 /* state_bwd.cu: tiles whose gradients start while the pass runs, none if ready is NULL. */
@@ -276,17 +276,17 @@ __device__ __forceinline__ void send_rows(void *x, int64_t first, int heads, int
         if (here(row + i * STEP)) *(uint4 *)to[row + i * STEP] = y[i];
 }
 
-/* dbeta from its terms, by the warps of I = 0; beta: raw. */
-template <int K>
+/* dbeta from N terms, by the warps of I = 0; beta: raw. */
+template <int K, int N, class F>
 __device__ __forceinline__ void store_dbeta(const Dims &d, const RawWord *beta, const dpg_grads &g,
-                                            const Place &p, const float *db, const Lane &l) {
+                                            const Place &p, const Lane &l, F term) {
     const int ROWS = 2048 / K; /* of a warp */
     int s = l.cq * ROWS + l.lane;
     if (l.I || l.lane >= ROWS || s >= p.rows) return;
     float sum = 0.f;
 #pragma unroll
-    for (int i = 0; i < K / 32; i++)
-        sum += db[i * C + s];
+    for (int i = 0; i < N; i++)
+        sum += term(i, s);
     stx(g.dbeta, row_at(p.c.t0, d.HV, p.hv, s, p.lr), d.dg_bf16,
         sum * beta_slope(d, beta[s].get(d.g_bf16)));
 }

@@ -12,6 +12,9 @@
  *   ends     pairs, L2 norm, sums of dg                 X do dv_new h dh T L Aqk of the next tile;
  *                                                       dq, dk on their way out for weights
  *
+ * SOLVED (`bare.cuh`) means that E and dE are loaded, not X, dv_new and T. There is no phase
+ * `solve`. dP and dL lack beta of their columns.
+ *
  * Products with states, dP and dL as in grad.cu.
  *
  * A pair of tokens s > i counts c = dP_si Aqk_si / scale + dL_si L_si in dg: at +s and at -i. */
@@ -39,7 +42,8 @@ template <int K, int V> struct OneSmem {
     bf16 k[C * K], q[C * K]; /* ROWS */
     float gam[C], rk[C], rq[C], beta[C], own[C];
     RawWord raw_beta[C];
-    float db[K / 32][C], dot[2][K / 32][C];
+    float db[K / 32 + 2][C]; /* terms of dbeta; SOLVED: those of pairs, and of its own, too */
+    float dot[2][K / 32][C];
     float dg[K / 32][C];                    /* of the states: terms of dg */
     float all[K / 8];                       /* by warp: what all of the chunk's tokens see of it */
     float of_row[2][4][C], of_col[2][4][C]; /* pairs: sums of a block (I, J) of dP, dL, by J and
@@ -49,14 +53,14 @@ template <int K, int V> struct OneSmem {
     uint64_t came[2];
 };
 
-/* By warp 0. 0: dv_new, T, h, X, L; 1: do, dh, Aqk. */
-template <int K, int V>
+/* By warp 0. 0: dv_new, T, h, X, L; 1: do, dh, Aqk. SOLVED: dE, h, E, L. */
+template <bool SOLVED, int K, int V>
 __device__ __forceinline__ void load(OneSmem<K, V> &sm, const GradArgs &a, int64_t tile,
                                      const Place &p, int lane) {
     const int CV = C * V * 2, KV = K * V * 2, CC = C * C * 2;
-    fill_begin(&sm.came[0], 2 * CV + KV + 2 * CC, lane);
-    fill(sm.dE, a.dv_new + tile * C * V, CV, &sm.came[0], lane);
-    fill(sm.T, a.T + tile * C * C, CC, &sm.came[0], lane);
+    fill_begin(&sm.came[0], 2 * CV + KV + (SOLVED ? 1 : 2) * CC, lane);
+    fill(sm.dE, a.news.left + tile * C * V, CV, &sm.came[0], lane);
+    if (!SOLVED) fill(sm.T, a.T + tile * C * C, CC, &sm.came[0], lane);
     fill(sm.h, a.h + tile * K * V, KV, &sm.came[0], lane);
     fill(sm.X, a.X + tile * C * V, CV, &sm.came[0], lane);
     fill(sm.L, a.L + tile * C * C, CC, &sm.came[0], lane);
@@ -111,7 +115,7 @@ __device__ __forceinline__ void make_rows(OneSmem<K, V> &sm, const Dims &d, cons
 
 /* One block of dP or dL: weights, and its pairs' terms of dg; by_entry: of the entries of Aqk or L.
  */
-template <int K, int V>
+template <bool SOLVED, int K, int V>
 __device__ __forceinline__ void store_weights(OneSmem<K, V> &sm, const Block &block, int lr,
                                               const float acc[2][4], float by_entry,
                                               const Lane &l) {
@@ -124,20 +128,30 @@ __device__ __forceinline__ void store_weights(OneSmem<K, V> &sm, const Block &bl
     for (int n = 0; n < 2; n++) {
         int i = 16 * J + 8 * n + 2 * l.tc;
         float2 gi = *(const float2 *)(sm.gam + i), rk = *(const float2 *)(sm.rk + i);
+        const float2 beta = *(const float2 *)(sm.beta + i);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int s = 16 * I + l.gr + 8 * r, end = pairs_end(s, lr);
             float x = i < end ? acc[n][2 * r] : 0.f, y = i + 1 < end ? acc[n][2 * r + 1] : 0.f;
             float gs = sm.gam[s], by = is_L ? sm.rk[s] : sm.rq[s];
+            float2 m = unpack2(entries[2 * r + n]);
+            if (SOLVED && !is_L && I == J && (i == s || i + 1 == s)) /* no decay, so not of dg */
+                sm.db[K / 32 + 1][s] =
+                    by_entry * (i == s ? acc[n][2 * r] * m.x : acc[n][2 * r + 1] * m.y);
+            m.x *= x * by_entry;
+            m.y *= y * by_entry;
+            col[2 * n] += m.x;
+            col[2 * n + 1] += m.y;
+            if (SOLVED) {
+                x *= beta.x;
+                y *= beta.y;
+                row[r] = fmaf(m.x, beta.x, fmaf(m.y, beta.y, row[r]));
+            } else {
+                row[r] += m.x + m.y;
+            }
             float ex = x * ex2(fminf(gs - gi.x, 0.f)), ey = y * ex2(fminf(gs - gi.y, 0.f));
             read[2 * r + n] = pack2(ex * rk.x, ey * rk.y);
             write[2 * r + n] = pack2(ex * by, ey * by);
-            float2 m = unpack2(entries[2 * r + n]);
-            x *= m.x * by_entry;
-            y *= m.y * by_entry;
-            row[r] += x + y;
-            col[2 * n] += x;
-            col[2 * n + 1] += y;
         }
     }
     stsm4(walk_across(is_L ? w.L_read : w.P_read, 16 * I, l.lane).of_64(J), read);
@@ -153,7 +167,7 @@ __device__ __forceinline__ void store_weights(OneSmem<K, V> &sm, const Block &bl
 
 /* The states' part of dq and dk from plain products, and their terms of dg. Adds to `all` the
  * lane's part that all tokens of the chunk see. */
-template <int K, int V>
+template <bool SOLVED, int K, int V>
 __device__ __forceinline__ void states_part(OneSmem<K, V> &sm, float dq[4][4], float dk[4][4],
                                             const float dw[4][4], float scale, float &all,
                                             const Lane &l) {
@@ -163,6 +177,7 @@ __device__ __forceinline__ void states_part(OneSmem<K, V> &sm, float dq[4][4], f
         int s = l.row(r);
         float down = ex2(sm.gam[s]), to_end = ex2(sm.gam[C - 1] - sm.gam[s]);
         float q_sum = 0.f, k_sum = 0.f, w_sum = 0.f;
+        const float beta = SOLVED ? sm.beta[s] : 1.f;
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             float2 k = ks.at(n, r), q = qs.at(n, r);
@@ -170,16 +185,21 @@ __device__ __forceinline__ void states_part(OneSmem<K, V> &sm, float dq[4][4], f
             for (int e = 0; e < 2; e++) {
                 int i = 2 * r + e;
                 float read = -down * dk[n][i], own = to_end * dw[n][i];
+                w_sum = fmaf(e ? k.y : k.x, own, w_sum);
+                if (SOLVED) own *= beta;
                 dq[n][i] *= scale * down;
                 dk[n][i] = read + own;
                 q_sum = fmaf(e ? q.y : q.x, dq[n][i], q_sum);
                 k_sum = fmaf(e ? k.y : k.x, read - own, k_sum);
-                w_sum = fmaf(e ? k.y : k.x, own, w_sum);
             }
         }
         float dg = row_sum(fmaf(sm.rq[s], q_sum, sm.rk[s] * k_sum));
         if (l.tc == 0) sm.dg[l.cq][s] = dg;
-        all = fmaf(w_sum, sm.rk[s], all);
+        w_sum *= sm.rk[s];
+        all = fmaf(w_sum, beta, all);
+        if (!SOLVED) continue;
+        w_sum = row_sum(w_sum);
+        if (l.tc == 0) sm.db[l.cq][s] = w_sum;
     }
 }
 
@@ -216,7 +236,7 @@ __device__ __forceinline__ void pairs_part(OneSmem<K, V> &sm, float dq[4][4], fl
 }
 
 /* A token's own keys; terms of <y, dy>. */
-template <int K, int V>
+template <bool SOLVED, int K, int V>
 __device__ __forceinline__ void own_and_dots(OneSmem<K, V> &sm, float dq[4][4], float dk[4][4],
                                              const Lane &l) {
     OwnRows ks(sm.k, l), qs(sm.q, l);
@@ -224,6 +244,7 @@ __device__ __forceinline__ void own_and_dots(OneSmem<K, V> &sm, float dq[4][4], 
     for (int r = 0; r < 2; r++) {
         int s = l.row(r);
         float rk = sm.rk[s], rq = sm.rq[s], own = sm.own[s], dot_q = 0.f, dot_k = 0.f;
+        if (SOLVED) own *= sm.beta[s];
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             float2 k = ks.at(n, r), q = qs.at(n, r);
@@ -281,12 +302,20 @@ template <int K> struct RowSums {
             col[i] = J >= I ? sm.of_col[m][J][s] : 0.f;
         }
     }
-    template <int V> __device__ __forceinline__ void store(OneSmem<K, V> &sm, const Lane &l) const {
+    template <bool SOLVED, int V>
+    __device__ __forceinline__ void store(OneSmem<K, V> &sm, const Lane &l) const {
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            float x = row_sum(state[i] + row[i] - col[i]);
+            const int s = l.warp * 4 + l.lane / 8 + i * (K / 2);
+            float x = row_sum(SOLVED ? state[i] + row[i] : state[i] + row[i] - col[i]);
             x += __shfl_xor_sync(~0u, x, 4);
-            if (l.lane % 8 == 0) sm.sum[l.warp * 4 + l.lane / 8 + i * (K / 2)] = x;
+            if (SOLVED) {
+                float y = row_sum(col[i]);
+                y += __shfl_xor_sync(~0u, y, 4);
+                x = fmaf(-sm.beta[s], y, x);
+                if (l.lane % 8 == 0) sm.db[K / 32][s] = y;
+            }
+            if (l.lane % 8 == 0) sm.sum[s] = x;
         }
     }
 };
@@ -349,7 +378,7 @@ template <int K> struct GateSum {
     }
 };
 
-template <int K, int V> struct GradOne {
+template <int K, int V, bool SOLVED> struct GradOne {
     static const int NT = V / (K / 32) / 8;
     OneSmem<K, V> &sm;
     const Dims &d;
@@ -408,14 +437,19 @@ template <int K, int V> struct GradOne {
         auto pairs = [&](const Block &b, const float(*acc)[4]) {
             own_pairs(sm.own, p.lr, b, acc, l);
             /* Aqk has `scale`, as dP has */
-            store_weights(sm, b, p.lr, acc, b.is_L ? 1.f : 1.f / d.scale, l);
+            store_weights<SOLVED>(sm, b, p.lr, acc, b.is_L ? 1.f : 1.f / d.scale, l);
         };
         /* S_0 o dS_c, by the warps that had fewer blocks of pairs */
         auto piece = [&](int x) { all += piece_sum(sm.h + 8 * x, sm.dh + 8 * x); };
+        auto terms = [&](int i, int s) { return sm.db[i][s]; };
         auto little = [&] {
-            store_dbeta<K>(d, sm.raw_beta, g, p, sm.db[0], l);
+            if (SOLVED)
+                store_dv<K, V>(d, g, p, sm.dE, l);
+            else
+                store_dbeta<K, K / 32>(d, sm.raw_beta, g, p, l, terms);
             if (l.warp == K / 8 - 1 && l.lane == 0) *next = place_of(d, after);
         };
+        if (SOLVED) bar_wait(&sm.came[0], phase);
         bar_wait(&sm.came[1], phase);
         if (has_warpgroups()) {
             wg_states<K, V>(dq, dk, dw, sm.dos, sm.dE, sm.X, sm.h, sm.dh, d.scale, l, pairs);
@@ -435,7 +469,7 @@ template <int K, int V> struct GradOne {
                 piece(x);
         }
         all *= ex2(sm.gam[C - 1]);
-        states_part(sm, dq, dk, dw, d.scale, all, l);
+        states_part<SOLVED>(sm, dq, dk, dw, d.scale, all, l);
 #pragma unroll
         for (int m = 16; m; m /= 2)
             all += __shfl_xor_sync(~0u, all, m);
@@ -451,9 +485,12 @@ template <int K, int V> struct GradOne {
         RowSums<K> sums;
         sums.load(sm, l);
         pairs_part(sm, dq, dk, l);
-        sums.store(sm, l);
-        own_and_dots(sm, dq, dk, l);
+        sums.template store<SOLVED>(sm, l);
+        own_and_dots<SOLVED>(sm, dq, dk, l);
         __syncthreads();
+        if (SOLVED)
+            store_dbeta<K, K / 32 + 2>(d, sm.raw_beta, g, p, l,
+                                       [&](int i, int s) { return sm.db[i][s]; });
         if (a.whole && d.l2norm) {
             through_norm<K>(dq, sm.q, sm.dot[0], sm.rq, l);
             through_norm<K>(dk, sm.k, sm.dot[1], sm.rk, l);
@@ -463,7 +500,7 @@ template <int K, int V> struct GradOne {
     }
 };
 
-template <int K, int V, Formats F>
+template <int K, int V, bool SOLVED, Formats F>
 __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     k_grad_one(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
                const __grid_constant__ dpg_grads g, const __grid_constant__ GradArgs a,
@@ -471,7 +508,7 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     extern __shared__ __align__(1024) char raw[];
     OneSmem<K, V> &sm = *(OneSmem<K, V> *)raw;
     const Dims d = known_bwd<F>(plan);
-    GradOne<K, V> grad = {sm, d, t, g, a, {kept_warp(), kept_lane()}};
+    GradOne<K, V, SOLVED> grad = {sm, d, t, g, a, {kept_warp(), kept_lane()}};
     Lane l(grad.thread);
     begin_tiles(x);
     const unsigned first = x.from + blockIdx.x;
@@ -482,7 +519,7 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
         bar_init_end();
     }
     __syncthreads();
-    if (l.warp == 0) load(sm, a, first, sm.place[0], l.lane);
+    if (l.warp == 0) load<SOLVED>(sm, a, first, sm.place[0], l.lane);
     Ahead<K> ahead;
     ahead.load(d, t, sm.place[0], l);
     GateSum<K> gate = {};
@@ -492,14 +529,14 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
         float dq[4][4] = {}, dk[4][4] = {};
         unsigned after = i + gridDim.x;
         Place p = *now;
-        Values<V, GradOne<K, V>::NT> v;
-        v.load(d, t, p, l);
+        Values<V, decltype(grad)::NT> v;
+        if (!SOLVED) v.load(d, t, p, l);
         grad.rows(p, ahead, gate, before);
-        grad.solve(p, v, phase);
+        if (!SOLVED) grad.solve(p, v, phase);
         grad.states(p, dq, dk, next, after < x.to ? after : i, phase);
         drain_fence(); /* dE lies where dv_new comes */
         __syncthreads();
-        if (l.warp == 0 && after < x.to) load(sm, a, after, *next, l.lane);
+        if (l.warp == 0 && after < x.to) load<SOLVED>(sm, a, after, *next, l.lane);
         ahead.load(d, t, *next, l);
         grad.ends(p, dq, dk, gate);
         Place *free = before ? before : sm.place + 2;
@@ -516,7 +553,9 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
 
 template <int K, int V> struct GradientsOne {
     static dp_status run(const Call &c, GradArgs a) {
-        auto kernel = OF_FORMATS(formats_of_bwd(c.p->d), k_grad_one, K, V);
+        const Formats f = formats_of_bwd(c.p->d);
+        auto kernel = c.p->bare ? OF_FORMATS(f, k_grad_one, K, V, true)
+                                : OF_FORMATS(f, k_grad_one, K, V, false);
         int bytes = (int)sizeof(OneSmem<K, V>);
         return over_tiles(c, [&](TileRange x) {
             return launch(queue_of(c), "k_grad_one", kernel, x.blocks, GRAD_THREADS(K), bytes,
@@ -531,6 +570,7 @@ dp_status fast_grad_one(const Call &c) {
     FAULT_TO_DEVICE(c.e, c.s);
     GradArgs a = grad_args(c);
     TRY(do_rows(c, &a.rows));
+    TRY(dE_rows(c, &a.news));
     return by_widths<GradientsOne>(c, a);
 }
 

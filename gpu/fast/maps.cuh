@@ -14,6 +14,7 @@ enum MappedRows {
     ROWS_OF_V,
     ROWS_OF_O,
     ROWS_OF_DO,
+    ROWS_OF_DV,
     HALVES,
     MAPPED = 2 * HALVES
 };

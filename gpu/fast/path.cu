@@ -4,6 +4,7 @@
 #include "plan/wide.cuh"
 #include "ref/vocabulary/segments.h"
 #include <algorithm>
+#include <math.h>
 
 static int takes_width(int n) { return n == 64 || n == 128; }
 
@@ -23,19 +24,27 @@ const char *fast_refuses(const dpg_problem *p, const dpg_options *o, const Devic
     return NULL;
 }
 
-int fast_may_be_bare(const dpg_plan *pl) {
+static int takes_rows(const dpg_plan *pl) {
     const Dims &d = pl->d;
-    int o_alone = !pl->opt.keep && !saves_all(pl);
     int takes = d.R == 1 && d.in_bf16 && (d.erases || d.Kg == 1);
-    return pl->opt.path == DPG_PATH_FAST && takes && o_alone && fast_augments(&pl->device) &&
+    return pl->opt.path == DPG_PATH_FAST && takes && !pl->opt.keep && fast_augments(&pl->device) &&
            !pl->owned && !pl->by_part &&
            (pl->N == 1 || pl->opt.chain_how == DPG_CHAIN_AUGMENTED); /* factors need w */
 }
+int fast_may_be_bare(const dpg_plan *pl) { return takes_rows(pl) && !saves_all(pl); }
+
+/* Passes that keep states (state_kept.cu) go by warpgroups, over whole sequences of one rank. */
+static int keeps_bare(const dpg_plan *pl) {
+    const Dims &d = pl->d;
+    const int teams = dp_segments_by_teams((int64_t)d.nseq * pl->all_heads, d.V, pl->device.sms);
+    const bool divides = fabsf(d.scale) > 0x1p-20f && fabsf(d.scale) < 0x1p20f;
+    return takes_rows(pl) && d.d_bf16 && divides && pl->N == 1 && pl->nseg == 1 && !teams;
+}
 
 int fast_is_bare(const dpg_plan *pl) {
-    const Dims &d = pl->d;
-    int64_t blocks = (int64_t)pl->nrow * pl->all_heads * (d.V / 64);
-    return !pl->is_bwd && fast_may_be_bare(pl) && dp_segments_fill_bare(blocks, pl->device.sms);
+    if (pl->is_bwd || saves_all(pl)) return keeps_bare(pl);
+    const int64_t blocks = (int64_t)pl->nrow * pl->all_heads * (pl->d.V / 64);
+    return fast_may_be_bare(pl) && dp_segments_fill_bare(blocks, pl->device.sms);
 }
 
 /* As many as leave three blocks to a multiprocessor. */
@@ -49,7 +58,7 @@ int fast_heads_of_block(const dpg_plan *pl) {
 /* A pass over few heads leaves multiprocessors to the chunk kernel. */
 int fast_spans(const dpg_plan *pl) {
     const int64_t blocks = (int64_t)pl->d.HV * (pl->d.V / 64);
-    const int takes = pl->bare && !pl->single && pl->nrow == 1;
+    const int takes = pl->bare && !pl->single && pl->nrow == 1 && !saves_all(pl) && !pl->is_bwd;
     const int has_pre = pl->N > 1 && !pl->leads && !pl->is_last;
     return takes && !has_pre && dp_segments_in_spans(pl->d.NT, blocks, pl->device.sms) ? SPANS : 0;
 }
@@ -70,7 +79,8 @@ static int most_steps(const dpg_plan *pl) {
  * 60 and 80. */
 int fast_is_single(const dpg_plan *pl) {
     const Dims &d = pl->d;
-    if (!pl->bare || !d.o_bf16 || pl->N > 1 || pl->nseg > 1) return 0;
+    if (!pl->bare || pl->is_bwd || saves_all(pl) || !d.o_bf16 || pl->N > 1 || pl->nseg > 1)
+        return 0;
     const int64_t heads = (int64_t)pl->nrow * pl->all_heads;
     const int one = d.Kg == 1, halves = one && d.V == 128 && 2 * heads <= pl->device.sms;
     const int64_t tiles = (int64_t)d.NT * pl->all_heads * 132 / pl->device.sms;
@@ -87,7 +97,7 @@ static dp_status grad(const Call &c) {
 }
 
 static dp_status state(const Call &c) {
-    if (!c.p->bare) return fast_state(c);
+    if (!c.p->bare || saves_all(c.p)) return fast_state(c);
     if (c.p->single) return c.p->d.Kg == 1 ? fast_forward_one(c) : fast_forward_gated(c);
     dp_status st = fast_state_bare(c);
     return st || !at<int>(c, B_SPOILT) ? st : fast_spoil(c);

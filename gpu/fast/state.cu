@@ -427,10 +427,12 @@ static StateArgs with_tiles(const Call &c, StateArgs a) {
 }
 
 dp_status fast_state(const Call &c) {
+    if (c.p->bare) return fast_kept_states(c, forward_args(c));
     return by_widths<Pass>(c, with_tiles(c, forward_args(c)), c.p->nrow);
 }
 
 dp_status fast_bwd_states(const Call &c) {
+    if (c.p->bare) return fast_kept_states(c, start_args(c));
     return by_widths<Pass>(c, with_tiles(c, start_args(c)), c.p->nrow);
 }
 

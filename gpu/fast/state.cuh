@@ -234,6 +234,46 @@ __device__ __forceinline__ void last_state(const Dims &d, const StateArgs &a, co
         a.hm[(((int64_t)r.part * d.HV + hv) * d.K + k) * a.row + v] = s;
 }
 
+/* Chunks beyond a segment's reach are zero to it. */
+__device__ __forceinline__ Run run_at(const Dims &d, const StateArgs &a, int seq, int hv) {
+    Run r = run_of(d.seq[seq]);
+    int reach = a.reach ? a.reach[r.part * d.HV + hv] : r.n;
+    if (reach < r.n) {
+        r.n = reach;
+        r.ends = 0;
+    }
+    return r;
+}
+__device__ __forceinline__ const float *initial_bwd(const Dims &d, const StateArgs &a, const Run &r,
+                                                    int hv) {
+    int part = FAULT(PARTS_TURNED) ? r.part : a.parts - 1 - r.part;
+    return initial(d, a, r.ends, r.gseq, part, hv);
+}
+
+/* do of 16 columns as A fragments, 16 tokens each. */
+__device__ __forceinline__ void load_do(uint32_t oa[4][4], const bf16 *dos, int lane) {
+#pragma unroll
+    for (int p = 0; p < 4; p++)
+        ldsm4t(oa[p], slice_across(dos, 16 * p, lane));
+}
+
+/* x += do' Aqk, dv_local, of 16 P tokens from block n0 on; Aqk is lower triangular in blocks of 16.
+ */
+template <int P>
+__device__ __forceinline__ void add_dv_local(float x[2 * P][4], const uint32_t oa[4][4],
+                                             const bf16 *Aqk, int n0, int lane) {
+    Walk<> b = walk_down(Aqk, 0, lane);
+#pragma unroll
+    for (int p = 0; p < 4; p++)
+#pragma unroll
+        for (int n = 0; n < P; n++) {
+            if (p < n0 + n) continue;
+            uint32_t r[4];
+            ldsm4t(r, b.at(n0 + n, p));
+            two(x[2 * n], x[2 * n + 1], oa[p], r);
+        }
+}
+
 /* Stages lie behind what else a block keeps in shared memory, on a multiple of what products of
  * warpgroups ask of tiles. */
 #define STAGES_AT 1024

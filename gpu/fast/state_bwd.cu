@@ -28,22 +28,6 @@ template <int K, int SL> struct Stage {
     float eC[K];
 };
 
-/* Chunks beyond a segment's reach are zero to it. */
-__device__ __forceinline__ Run run_at(const Dims &d, const StateArgs &a, int seq, int hv) {
-    Run r = run_of(d.seq[seq]);
-    int reach = a.reach ? a.reach[r.part * d.HV + hv] : r.n;
-    if (reach < r.n) {
-        r.n = reach;
-        r.ends = 0;
-    }
-    return r;
-}
-__device__ __forceinline__ const float *initial_bwd(const Dims &d, const StateArgs &a, const Run &r,
-                                                    int hv) {
-    int part = FAULT(PARTS_TURNED) ? r.part : a.parts - 1 - r.part;
-    return initial(d, a, r.ends, r.gseq, part, hv);
-}
-
 template <int K, int V, int SL>
 __device__ __forceinline__ void load_chunks(Ring &r, Stage<K, SL> *stages, const Dims &d,
                                             const StateArgs &a, const DoRows &rows, Run run, int hv,
@@ -64,30 +48,6 @@ __device__ __forceinline__ void load_chunks(Ring &r, Stage<K, SL> *stages, const
         fill(s.w, a.w + tile * C * K, T2, full, lane);
         fill(s.eC, a.eC + tile * K, K * 4, full, lane);
     });
-}
-
-/* do of 16 columns as A fragments, 16 tokens each. */
-__device__ __forceinline__ void load_do(uint32_t oa[4][4], const bf16 *dos, int lane) {
-#pragma unroll
-    for (int p = 0; p < 4; p++)
-        ldsm4t(oa[p], slice_across(dos, 16 * p, lane));
-}
-
-/* x += do' Aqk, dv_local, of 16 P tokens from block n0 on; Aqk is lower triangular in blocks of 16.
- */
-template <int P>
-__device__ __forceinline__ void add_dv_local(float x[2 * P][4], const uint32_t oa[4][4],
-                                             const bf16 *Aqk, int n0, int lane) {
-    Walk<> b = walk_down(Aqk, 0, lane);
-#pragma unroll
-    for (int p = 0; p < 4; p++)
-#pragma unroll
-        for (int n = 0; n < P; n++) {
-            if (p < n0 + n) continue;
-            uint32_t r[4];
-            ldsm4t(r, b.at(n0 + n, p));
-            two(x[2 * n], x[2 * n + 1], oa[p], r);
-        }
 }
 
 /* For NJ n-tiles of 8 channels from 8 j0 on; xa: of -dv_new. */
@@ -371,7 +331,8 @@ dp_status fast_bwd_state(const Call &c) {
     a.beside = passes_beside(c);
     /* segments side by side if the forward left their M */
     a.seq0 = c.p->parts > 1 ? 0 : c.p->whole0;
-    return by_widths<PassBwd>(c, a, c.p->parts > 1 ? c.p->nrow : c.p->d.nseq);
+    const int nseq = c.p->parts > 1 ? c.p->nrow : c.p->d.nseq;
+    return c.p->bare ? fast_kept_bwd(c, a, nseq) : by_widths<PassBwd>(c, a, nseq);
 }
 
 dp_status fast_bwd_pre(const Call &c) {

@@ -274,6 +274,16 @@ __device__ __forceinline__ void wg_times_lower(float (*x)[4], const uint32_t (*a
     wg_commit();
 }
 
+/* x' = A' B of such a tile (td: rows_desc(B, 64)), likewise. */
+__device__ __forceinline__ void wg_times_upper(float (*x)[4], const uint32_t (*a)[4], uint64_t td) {
+#pragma unroll
+    for (int p = 0; p < 4; p++)
+#pragma unroll
+        for (int n = 0; n <= p; n++)
+            wg_mul_16<1>(x + 2 * n, a[p], td + p * (HALF / 4) + n * 2, p == n);
+    wg_commit();
+}
+
 /* y [K / 64][64 channels] = kg' X (kd: rows_desc(kg, 64)), 64 channels a commit. */
 template <int K>
 __device__ __forceinline__ void wg_times_kg(float (*y)[8][4], const uint32_t (*X)[4], uint64_t kd) {

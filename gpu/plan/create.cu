@@ -379,9 +379,9 @@ size_t dpg_saved_bytes(const dpg_plan *pl) {
 }
 
 size_t dpg_kept_bytes(const dpg_plan *pl) {
-    static const int kept[] = {B_BETA, B_QN,    B_KN,    B_L,     B_AKK,    B_AQK,
-                               B_W,    B_KG,    B_QG,    B_EC,    B_ODD,    B_H,
-                               B_VNEW, B_DECAY, B_ERASE, B_VALUE, B_COS_SIN};
+    static const int kept[] = {B_BETA,    B_QN,   B_KN,    B_L,     B_AKK,   B_AQK,    B_W,
+                               B_KG,      B_QG,   B_EC,    B_ODD,   B_H,     B_VNEW,   B_TB,
+                               B_FACTORS, B_KGAM, B_DECAY, B_ERASE, B_VALUE, B_COS_SIN};
     if (pl->heads) return heads_kept_bytes(pl->heads);
     if (pl->wide) return dpg_kept_bytes(pl->wide->one);
     size_t sum = dpg_saved_bytes(pl);

@@ -23,7 +23,14 @@ static void layout_bare(dpg_plan *pl) {
     add(pl, B_TB, tiles * C * C, 1, ROWS);
     layout_marks(pl);
     if (pl->N == 1 && pl->nseg > 1) add(pl, B_SPOILT, (int64_t)pl->nrow * pl->d.HV * pl->d.V, 0);
-    if (pl->d.Kg == 1) return add(pl, B_FACTORS, tiles * (3 * C + 4), 0);
+    const int keeps = pl->is_bwd || saves_all(pl);
+    if (keeps) {
+        if (pl->d.Kg == 1) add(pl, B_L, tiles * C * C, 1, ROWS);
+        add(pl, B_H, tiles * K * pl->d.V, 1, SLICES);
+        add(pl, B_VNEW, tiles * C * pl->d.V, 1, SLICES);
+    }
+    if (pl->d.Kg == 1) return add(pl, B_FACTORS, tiles * (4 * C + 4), 0);
+    if (keeps) add(pl, B_FACTORS, tiles * C, 0);
     for (int slot : {B_KGAM, B_KG, B_QG})
         add(pl, slot, tiles * C * K, 1, ROWS);
     add(pl, B_EC, tiles * K, 0);
@@ -131,7 +138,7 @@ static void layout_fast_bwd(dpg_plan *pl) {
     for (int i = 0; i < d.NT; i++)
         whole &= pl->chunks_h[i].len == C;
     if (!whole) add(pl, B_DO, tiles * C * d.V, 1, SLICES);
-    add(pl, B_DV_NEW, tiles * C * d.V, 1, SLICES);
+    if (!whole || !pl->bare || d.Kg == 1) add(pl, B_DV_NEW, tiles * C * d.V, 1, SLICES);
     add(pl, B_DH, tiles * d.K * d.V, 1, SLICES);
     if (d.nseq == 1) add(pl, B_READY, d.NT, 0);
     add(pl, B_DG, (int64_t)d.HV * d.Kg * pl->nrun, 0); /* terms of dA_log by channel */

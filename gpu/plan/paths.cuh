@@ -42,7 +42,7 @@ const char *fast_refuses(const dpg_problem *p, const dpg_options *o, const Devic
 /* Can the fast path make M of a segment by augmented columns on this device (fast/pre.cu). */
 int fast_augments(const Device *dev);
 
-/* Does the forward of a plan whose segments are known store no w and u (`fast/bare.cuh`)? May it,
+/* Does a plan whose segments are known store no w and u (`fast/bare.cuh`)? May a forward alone,
  * if there are enough states? */
 int fast_is_bare(const dpg_plan *pl);
 int fast_may_be_bare(const dpg_plan *pl);

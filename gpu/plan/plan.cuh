@@ -105,15 +105,15 @@ enum Slot {
     B_KG,
     B_QG,
     B_EC,      /* decay of a whole chunk */
-    B_TB,      /* plans without w and u (`fast/bare.cuh`): T B */
-    B_FACTORS, /* one gate a head: factors of rows */
+    B_TB,      /* plans without w and u (`fast/bare.cuh`): T B, or U */
+    B_FACTORS, /* one gate a head: factors of rows; else, kept: beta */
     B_KGAM,    /* others: k with the decay from the chunk's start */
     B_ODD,     /* fast, on more than one rank or segment: is a number not finite: in w; in u, q; in
                 * do? Three words a tile */
     B_SPOILT,  /* plans without w and u in segments on one rank: is the state after a segment not
                 * finite, [nrow][HV][V] */
     B_H,       /* state before each chunk */
-    B_VNEW,    /* X = u - w S */
+    B_VNEW,    /* X = u - w S; without w and u: E */
     B_HM, /* (H, M) of the rank, rows of V + K words; gathered; of its segments; composed up to each
            */
     B_HMALL,
@@ -125,7 +125,7 @@ enum Slot {
     B_SIN,      /* state that the last local sub-sequence, its segments or a span start from */
     B_MC,       /* factors M_c of the dense chain */
     B_DV_LOCAL, /* backward: Aqk' do */
-    B_DV_NEW,   /* gradient of v_new */
+    B_DV_NEW,   /* gradient of v_new; without w and u: dE */
     B_DH,       /* gradient of the state after each chunk */
     B_READY,    /* fast: of how many chunks it is there (fast/ready.cuh) */
     B_DHM,      /* (dH, dM) of the rank; gathered */

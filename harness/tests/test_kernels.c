@@ -133,6 +133,21 @@ DP_TEST(kernels, what_comes_through_steep_gates_is_there) {
     }
 }
 
+/* A backward of many heads, whose passes solve the triangles (gpu/fast/state_kept.cu): few
+ * multiprocessors make few heads many. Gates a channel and a head, steep ones, parts of a chunk,
+ * all widths, and where the forward saves all. */
+DP_TEST(kernels, gradients_of_passes_that_solve_the_triangles) {
+    NEEDS_KERNELS;
+    static const char *const names[] = {"o",  "final_state", "dq",  "dk", "dv",
+                                        "dg", "dbeta",       "ds0", NULL};
+    setenv("DP_CPU_CAPABILITY", "90", 1);
+    setenv("DP_CPU_MULTIPROCESSORS", "1", 1);
+    judges("gdn-wide strong-wide k128-v64 k64-v128 --base bf16 --ranks 1 --way plain,save-all", 8,
+           names);
+    unsetenv("DP_CPU_MULTIPROCESSORS");
+    unsetenv("DP_CPU_CAPABILITY");
+}
+
 /* They add gates up in units in which those of the case are not exact, others in some in which they
  * are. */
 DP_TEST(kernels, sums_of_short_gates_in_other_units_are_no_fault) {
