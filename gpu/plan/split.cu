@@ -149,14 +149,17 @@ static int segments_of_rank(const dpg_plan *pl, int chunks) {
 static int chunks_of_segment(const dpg_plan *pl, const std::vector<int> &chunks) {
     const Dims &d = pl->d;
     const dpg_options &o = pl->opt;
-    const dp_segments_case c = {d.HV,
-                                d.K,
-                                d.V,
-                                d.Kg == 1,
-                                fast_may_be_bare(pl) != 0,
-                                o.backward != 0,
-                                o.save == DPG_SAVE_ALL,
-                                pl->device.sms};
+    dp_segments_case c = {d.HV,
+                          d.K,
+                          d.V,
+                          d.Kg == 1,
+                          fast_may_be_bare(pl) != 0,
+                          o.backward != 0,
+                          o.save == DPG_SAVE_ALL,
+                          pl->device.sms};
+    const int most = dp_segments_most(&c, chunks.data(), (int)chunks.size());
+    if (most || pl->is_bwd || !c.backward || c.save_all) return most;
+    c.backward = 0; /* its backward asks for no segments */
     return dp_segments_most(&c, chunks.data(), (int)chunks.size());
 }
 

@@ -29,12 +29,13 @@ typedef struct {
 } products;
 static const products BACKWARD = {3670000, 6350000, 509000};
 /* By gates: chunks of a plan with w and u and without. Without: the pass (scan), (M, H) of 64 rows
- * a block and of all, products, percent of the chunks beside the pass. A tile of the backward. */
+ * a block and of all, products, percent of the chunks beside the pass. A tile of the backward, and
+ * what it takes less where passes solve (fast/state_kept.cu). */
 typedef struct {
     ps chunks_stored, chunks;
     pass states, half, pairs;
     products forward;
-    ps beside, back;
+    ps beside, back, solved;
 } gates;
 static const gates GATED = {40400,
                             42600,
@@ -43,7 +44,8 @@ static const gates GATED = {40400,
                             {5000000, 3700000, 1330000, 16900},
                             {5340000, 1520000, 55900},
                             23,
-                            193000},
+                            193000,
+                            17000},
                    ONE = {35300,
                           21100,
                           {7000000, 3950000, 1240000, 19100},
@@ -51,7 +53,8 @@ static const gates GATED = {40400,
                           {1060000, 3790000, 1030000, 9860},
                           {2180000, 1310000, 116000},
                           21,
-                          144000};
+                          144000,
+                          20000};
 static const gates *gates_of(const dp_segments_case *c) { return c->one_gate ? &ONE : &GATED; }
 
 static ps most_of(ps a, ps b) { return a > b ? a : b; }
@@ -186,6 +189,8 @@ static ps time_of(const dp_segments_case *c, const batch *b, int64_t tiles) {
                 : time_by(c, &b->all, &STATE);
     if (!bare) t += bytes_here(c, g->chunks_stored - g->chunks) * tiles;
     if (c->backward) t += time_of_backward(c, &b->all, cut);
+    if (c->backward && c->bare && !c->save_all && !cut && !takes_teams(c, b->all.n))
+        t -= bytes_here(c, g->solved) * tiles;
     if (bare && b->all.n == 1 && dp_segments_in_spans(b->all.at[0], c->HV * (c->V / 64), c->sms))
         t -= bytes_here(c, g->chunks) * tiles * g->beside / 100;
     if (!cut) return t;
@@ -213,16 +218,26 @@ dp_segments_time dp_segments_time_of(const dp_segments_case *c, const int *chunk
     return t;
 }
 
+/* The part that depends on the cut, where nothing is cut. A recomputing backward needs no segments
+ * of its forward, which may then be cut alone. */
+static ps uncut(const dp_segments_case *c, const int *chunks, int n) {
+    const ps whole = dp_segments_time_of(c, chunks, n, 0).cut;
+    if (!c->backward || c->save_all) return whole;
+    dp_segments_case f = *c;
+    f.backward = 0;
+    const int most = dp_segments_most(&f, chunks, n);
+    return whole - dp_segments_time_of(&f, chunks, n, 0).cut +
+           dp_segments_time_of(&f, chunks, n, most).cut;
+}
+
 int dp_segments_most(const dp_segments_case *c, const int *chunks, int n) {
     static const int PARTS[] = {3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 24, 28, 32, 40, 48, 64};
     int longest = 0, best = 0;
     for (int i = 0; i < n; i++)
         longest = chunks[i] > longest ? chunks[i] : longest;
     if ((int64_t)n * c->HV * (c->V / 64) > (int64_t)MANY * c->sms) return 0;
-    const dp_segments_time whole = dp_segments_time_of(c, chunks, n, 0);
-    const ps margin =
-        most_of(DP_SEGMENTS_SURE, (whole.cut + whole.rest) * DP_SEGMENTS_MARGIN / 100);
-    ps least = whole.cut - margin;
+    const ps whole = uncut(c, chunks, n), rest = dp_segments_time_of(c, chunks, n, 0).rest;
+    ps least = whole - most_of(DP_SEGMENTS_SURE, (whole + rest) * DP_SEGMENTS_MARGIN / 100);
     for (size_t i = 0; i < sizeof PARTS / sizeof *PARTS; i++) {
         const int most = (longest + PARTS[i] - 1) / PARTS[i];
         if (most < DP_SEGMENT_LEAST) break;

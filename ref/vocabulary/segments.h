@@ -12,7 +12,8 @@
  *              tile x tiles of the pass)
  *   products   launch + step x the most in a row + work x HV x all of them      (pre_own.cu,
  *              merge.cu: one a segment, but the first)
- *   whole      state; backward: + state (recomputed) + gradients
+ *   whole      state; backward: + state (recomputed) + gradients - what passes that solve save
+ *              (fast/state_kept.cu). The forward may then be cut alone
  *   cut        the same over segments + (M, H) of segments + products; backward: + gradients of
  *              segments from zero + products
  *   either     + w and u, unless the plan is bare (fast/bare.cuh)
@@ -66,7 +67,8 @@ static inline int dp_segments_in_spans(int chunks, int64_t blocks, int sms) {
     return chunks >= 192 && 3 * blocks <= 2 * sms;
 }
 
-/* The most chunks of a segment; 0: nothing is cut. chunks [n]: of each sequence of the rank. */
+/* The most chunks of a segment; 0: nothing is cut. Then the forward of a recomputing backward may
+ * be cut as if it were alone. chunks [n]: of each sequence of the rank. */
 int dp_segments_most(const dp_segments_case *c, const int *chunks, int n);
 /* Segments of a sequence of which none has more than `most` chunks; 0: whole. */
 static inline int dp_segments_of(int chunks, int most) {

@@ -23,14 +23,14 @@ static const struct {
     Chunks chunks;
     int most[4];
 } BATCHES[] = {
-    {"8k", {8 * K1}, {13, 16, 16, 0}},
-    {"16k", {16 * K1}, {16, 37, 22, 32}},
+    {"8k", {8 * K1}, {13, 16, 0, 0}},
+    {"16k", {16 * K1}, {16, 37, 0, 0}},
     {"32k", {32 * K1}, {37, 74, 32, 64}},
     {"64k", {64 * K1}, {74, 147, 64, 128}},
     {"128k", {128 * K1}, {147, 293, 128, 256}},
     {"256k", {256 * K1}, {293, 586, 256, 512}},
     {"2x32k", several(2, 32 * K1), {74, 128, 64, 128}},
-    {"4x16k", several(4, 16 * K1), {64, 0, 64, 0}},
+    {"4x16k", several(4, 16 * K1), {64, 0, 0, 0}},
     {"8x8k", several(8, 8 * K1), {0, 0, 0, 0}},
     {"64k and 64x1k", Chunks{64 * K1} + several(64, K1), {64, 147, 64, 128}},
     {"32x1k and 64k", several(32, K1) + Chunks{64 * K1}, {74, 147, 64, 128}},
@@ -144,11 +144,13 @@ static int planned(const Chunks &chunks, int HV, bool backward, int segment_chun
     return made;
 }
 
-/* A plan cuts every sequence that the rule cuts, wherever it lies. */
+/* A plan cuts every sequence that the rule cuts, wherever it lies. Where a backward is whole, its
+ * forward is cut as if it were alone. */
 static void is_followed() {
     for (auto &r : BATCHES)
         for (bool backward : {false, true}) {
             int most = split_piece(case_of(4, backward), r.chunks), want = 0;
+            if (!most) most = split_piece(case_of(4, false), r.chunks);
             for (int n : r.chunks)
                 want += dp_segments_of(n, most) > 1 ? dp_segments_of(n, most) : 0;
             int made = planned(r.chunks, 4, backward, 0);
