@@ -33,12 +33,15 @@ static int takes_rows(const dpg_plan *pl) {
 }
 int fast_may_be_bare(const dpg_plan *pl) { return takes_rows(pl) && !saves_all(pl); }
 
-/* Passes that keep states (state_kept.cu) go by warpgroups, over whole sequences of one rank. */
+/* Passes that keep states (state_kept.cu) go by warpgroups. pre.cu reads T B, so a forward that
+ * saves all is of whole sequences of one rank. Factors of dM need w. */
 static int keeps_bare(const dpg_plan *pl) {
     const Dims &d = pl->d;
-    const int teams = dp_segments_by_teams((int64_t)d.nseq * pl->all_heads, d.V, pl->device.sms);
+    const int teams = dp_segments_by_teams((int64_t)pl->nrow * pl->all_heads, d.V, pl->device.sms);
     const bool divides = fabsf(d.scale) > 0x1p-20f && fabsf(d.scale) < 0x1p20f;
-    return takes_rows(pl) && d.d_bf16 && divides && pl->N == 1 && pl->nseg == 1 && !teams;
+    const bool alone =
+        saves_all(pl) ? pl->N == 1 && pl->nseg == 1 : pl->N == 1 || pl->opt.send_dh_only;
+    return takes_rows(pl) && d.d_bf16 && divides && alone && !teams;
 }
 
 int fast_is_bare(const dpg_plan *pl) {

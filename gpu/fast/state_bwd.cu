@@ -343,13 +343,19 @@ dp_status fast_bwd_pre(const Call &c) {
     a.hm = at<float>(c, B_DHM);
     a.row = dh_row(p);
     a.seq0 = p->bwd0;
-    if (p->parts == 1) return by_widths<PassBwd>(c, a, p->nbwd);
+    auto pass = [&](int nseq) {
+        return p->bare ? fast_kept_bwd(c, a, nseq) : by_widths<PassBwd>(c, a, nseq);
+    };
+    if (p->parts == 1) return pass(p->nbwd);
     /* nobody asks for dH of the first part of a sequence */
     a.hm = at<float>(c, B_SEG);
     a.row = p->d.V;
     a.seq0 = p->nwhole + p->is_first;
     int *reach = at<int>(c, B_REACH);
-    TRY(fast_reach(c, reach));
+    if (p->bare) /* all of each */
+        CK(c.e, cudaMemsetAsync(reach, 0x7f, p->buf[B_REACH].bytes, c.s));
+    else
+        TRY(fast_reach(c, reach));
     a.reach = reach;
-    return by_widths<PassBwd>(c, a, p->parts - p->is_first);
+    return pass(p->parts - p->is_first);
 }

@@ -21,8 +21,9 @@ static void layout_bare(dpg_plan *pl) {
     int64_t C = DP_CHUNK, K = pl->d.K, tiles = (int64_t)pl->d.NT * pl->d.HV;
     add(pl, B_AQK, tiles * C * C, 1, ROWS);
     add(pl, B_TB, tiles * C * C, 1, ROWS);
-    layout_marks(pl);
-    if (pl->N == 1 && pl->nseg > 1) add(pl, B_SPOILT, (int64_t)pl->nrow * pl->d.HV * pl->d.V, 0);
+    if (!pl->is_bwd) layout_marks(pl);
+    if (!pl->is_bwd && pl->N == 1 && pl->nseg > 1)
+        add(pl, B_SPOILT, (int64_t)pl->nrow * pl->d.HV * pl->d.V, 0);
     const int keeps = pl->is_bwd || saves_all(pl);
     if (keeps) {
         if (pl->d.Kg == 1) add(pl, B_L, tiles * C * C, 1, ROWS);

@@ -189,7 +189,7 @@ static ps time_of(const dp_segments_case *c, const batch *b, int64_t tiles) {
                 : time_by(c, &b->all, &STATE);
     if (!bare) t += bytes_here(c, g->chunks_stored - g->chunks) * tiles;
     if (c->backward) t += time_of_backward(c, &b->all, cut);
-    if (c->backward && c->bare && !c->save_all && !cut && !takes_teams(c, b->all.n))
+    if (c->backward && c->bare && !c->save_all && !takes_teams(c, b->all.n))
         t -= bytes_here(c, g->solved) * tiles;
     if (bare && b->all.n == 1 && dp_segments_in_spans(b->all.at[0], c->HV * (c->V / 64), c->sms))
         t -= bytes_here(c, g->chunks) * tiles * g->beside / 100;
