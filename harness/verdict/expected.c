@@ -877,14 +877,6 @@ static void add_ranks(const drawn_pair *a, int tensor) {
     add(a, map, got, want, &a->x->rank[tensor]);
 }
 
-double *dp_conv_by_tap(const dp_conv *v, const double *dw) {
-    double *y = dp_doubles((int64_t)v->D * v->W);
-    for (int d = 0; d < v->D; d++)
-        for (int j = 0; j < v->W; j++)
-            y[(int64_t)j * v->D + d] = dw[(int64_t)d * v->W + j];
-    return y;
-}
-
 static void add_front(const drawn_pair *a, int i) {
     const dp_conv_result *g = &a->one->front[i];
     const dp_conv_result *w = &a->ref->one.front[i];

@@ -162,5 +162,3 @@ void dp_expectations_want(dp_expectations *e, int set, int n, const dp_claim *cl
 const dp_expected *dp_expectations_find(const dp_expectations *e, const dp_claim *claim, int set);
 
 void dp_expectations_free(dp_expectations *e);
-/* dw [D][W] of a convolution as rows of a tap and head: [W][D]. To be freed. */
-double *dp_conv_by_tap(const dp_conv *v, const double *dw);

@@ -457,3 +457,11 @@ void dp_conv_run(const dp_conv *c, dp_conv_result *r) {
     assert(st == DP_OK);
     (void)st;
 }
+
+double *dp_conv_by_tap(const dp_conv *c, const double *dw) {
+    double *y = dp_doubles((int64_t)c->D * c->W);
+    for (int d = 0; d < c->D; d++)
+        for (int j = 0; j < c->W; j++)
+            y[(int64_t)j * c->D + d] = dw[(int64_t)d * c->W + j];
+    return y;
+}

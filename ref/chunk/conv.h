@@ -79,5 +79,7 @@ void dp_conv_bound(const dp_conv *c, dp_base pol, int N, dp_conv_result *bound);
 /* The same for a sigmoid whose every operation is one of fp32 (exp within 1 ulp), as CUDA kernels
  * compute it; pol fp32 or bf16. */
 void dp_conv_bound_sigmoid32(const dp_conv *c, dp_base pol, int N, dp_conv_result *bound);
+/* dw [D][W] of a convolution as rows of a tap and head: [W][D]. To be freed. */
+double *dp_conv_by_tap(const dp_conv *c, const double *dw);
 
 DP_C_END
