@@ -1070,7 +1070,8 @@ static int is_asked_for(const drawing *a, int N, const dp_design *design, dp_for
 static dp_design of_draw(const dp_problem *p, const dp_design *design, int d) {
     dp_design mine = *design;
     mine.anchor = d % DP_ANCHORS;
-    mine.late = d % 2 && design->gated != DP_SCORES_FACTORED && dp_Kg(p) == 1 && !dp_erases(p);
+    mine.late_do = d % 2 && design->gated != DP_SCORES_FACTORED && dp_Kg(p) == 1;
+    mine.late = mine.late_do && !dp_erases(p);
     mine.summed = d / 2 % 2 && design->base == DP_BASE_BF16 && design->product &&
                   !design->fold_beta && design->gated != DP_SCORES_FACTORED;
     return mine;
@@ -1242,6 +1243,7 @@ static dp_key key_of(const dp_expectations *e, const dp_claim *c, int set) {
     put(&t, &c->design.base, sizeof c->design.base);
     put(&t, design, sizeof design);
     if (!c->design.chunk) put(&t, "pairs", 6); /* not in those of older caches */
+    if (dp_Kg(rq->p) == 1) put(&t, "do", 3);   /* likewise */
     if (rq->session) put(&t, rq->session->text, strlen(rq->session->text) + 1);
     if (rq->session) put(&t, &rq->session->kept, sizeof rq->session->kept);
     if (rq->session && rq->session->stagger) /* not in those of older caches */

@@ -412,6 +412,18 @@ void dp_chunk_dAv(dp_chunk *ch, const double *dout) {
     dp_store_all(ch->kept, ch->dv_local, nV);
 }
 
+/* q' (decay from the chunk's start o do), do rounded with it. */
+static void read_late(const dp_chunk *ch, const double *dout, double *a) {
+    const int K = ch->K, V = ch->V;
+    DP_OWN double *e = dp_doubles(2 * (int64_t)K), *y = dp_doubles((int64_t)ch->c * V);
+    for (int t = 0; t < ch->c; t++) {
+        decays_at(ch, t, e, e + K);
+        for (int64_t i = (int64_t)t * V; i < (int64_t)(t + 1) * V; i++)
+            y[i] = dp_store(ch->kept, dp_round_arith(ch->base, e[0] * dout[i]));
+    }
+    mul(ch, 1, 0, K, V, ch->c, ch->q, y, a);
+}
+
 void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, double *dv_new) {
     const int n = ch->n, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
@@ -420,7 +432,10 @@ void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, doub
     mul(ch, 0, 0, n, V, K, ch->kg, dS, x); /* reads the UNdecayed dS_c */
     for (int64_t i = 0; i < (int64_t)n * V; i++)
         x[i] = dp_store(ch->kept, dp_round_arith(b, ch->dv_local[i] + x[i]));
-    mul(ch, 1, 0, K, V, ch->c, ch->qg, dout, a);
+    if (ch->design.late_do)
+        read_late(ch, dout, a);
+    else
+        mul(ch, 1, 0, K, V, ch->c, ch->qg, dout, a);
     mul(ch, 1, 0, K, V, n, ch->w, x, d);
     for (int i = 0; i < K; i++)
         for (int j = 0; j < V; j++) {

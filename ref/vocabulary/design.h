@@ -106,6 +106,7 @@ typedef struct {
     int scored;
     int anchor;  /* of gated scores, which no word says (ref/chunk/chunk_gated.h) */
     int late;    /* nor this: X takes the decay to a chunk's end, not the keys (one gate a head) */
+    int late_do; /* nor this: do takes the decay from its start, not the queries (the same) */
     int summed;  /* nor this: dbeta is a sum of three (ref/chunk/chunk.c) */
     int product; /* 0: solves; 1: the inverse; DP_INVERSE_MERGED */
     int fast_decays;    /* exp=fast */
