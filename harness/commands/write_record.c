@@ -119,11 +119,24 @@ void dp_parse_writing(const struct argp *a, int argc, char **argv, void *input) 
 
 /* ---- what a command writes ------------------------------------------------------------------- */
 
+/* Does a file hold something else than JSON, such as the tensors that are judged? */
+static int holds_else(const char *path) {
+    struct stat s;
+    FILE *f = path && !stat(path, &s) && S_ISREG(s.st_mode) && s.st_size ? fopen(path, "re") : NULL;
+    if (!f) return 0;
+    const int first = getc(f);
+    fclose(f);
+    return first != '{' && first != '[' && first != 0x1f; /* gzip */
+}
+
 int dp_outputs_check(const dp_options *o) {
     static const char *const files[] = {"results.json", "junit.xml", "summary.md", "report.html",
                                         "figures/any.png"};
     dp_err e = {0};
-    if (dp_output_check(o->json, &e)) return dp_refuse(&e);
+    if (holds_else(o->json))
+        dp_fail(&e, DP_EINPUT, "--json %s: holds something else than JSON, which would be lost",
+                o->json);
+    if (e.code || dp_output_check(o->json, &e)) return dp_refuse(&e);
     if (!o->out_dir) return dp_old_outputs_remove(NULL, o->json), 0;
     DP_OWN char *figures = in_folder(o->out_dir, "figures");
     if (dp_make_dirs(o->out_dir))

@@ -67,6 +67,8 @@ DP_TEST(attacks_process, output_that_does_not_arrive_is_no_success) {
     EXPECT(at_sh(dir, 10, "$P --version >/dev/full"), 2, "standard output: cannot be written");
     EXPECT(at_sh(dir, 10, RUN "--json - >/dev/full"), 2, "cannot be written: No space left");
     EXPECT(at_sh(dir, 10, RUN "--json /dev/full"), 2, "but not all its files were written");
+    EXPECT(at_sh(dir, 10, "echo tensors >x; " RUN "--json x; s=$?; cat x; exit $s"), 2,
+           "--json x: holds something else than JSON, which would be lost\ntensors");
     EXPECT(at_sh(dir, 10, "$P list --cases $C >&-"), 2, "standard output: cannot be written");
     EXPECT(
         at_sh(dir, 10,
