@@ -196,6 +196,8 @@ def test_gradients_of_short_states_have_bounds_on_ranks(form: str, T: int, ranks
     said["why"] = 0
     said |= {"design": f"recurrent,state={form}", "ranks": ranks}
     said |= {"claim": "fp32"} if ranks > 2 else {}
+    if form == "e5m2-block":  # two bits: zeros would pass in a quarter of dg
+        said["unjudged"] = ("dg",)
     found = deltaproof.judge(batch(x), batch(adjoint(x, form)), **said)
     assert found.status == 0, found.text
     for name in ("o", "final_state", "dq", "dk", "dg", "dbeta"):
