@@ -91,6 +91,7 @@ __device__ __forceinline__ void load_chunks(Smem<K, W, GATED> &sm, Stage<K, W, G
     Turn turn(a.a.depth), later(LATE_STAGES);
     auto number = [&](int i) { return run.c0 + (W == BACK ? run.n - 1 - i : i); };
     auto chunk = [&](int i) { return d.chunk[number(min(i, run.n - 1))]; };
+    if (!run.n) return;
     Chunk next = chunk(0);
     for (int i = 0; i < run.n; i++, turn.next()) {
         auto &s = stages[turn.slot];
@@ -367,7 +368,8 @@ template <int K, int V, Kind W, bool GATED> struct KeptWarp {
         each<K / 8>(S, lane,
                     [&](int k, int v, float &s) { s = init ? init[k * V + v0 + v] : 0.f; });
         Turn turn(a.depth), later(LATE_STAGES);
-        Chunk next = d.chunk[number(0)];
+        Chunk next = {};
+        if (W == BACK && GATED && run.n) next = d.chunk[number(0)];
         for (int i = 0; i < run.n; i++, turn.next(), later.next()) {
             const St &st = stages[turn.slot];
             const Of &f = sm.factors[turn.slot];
