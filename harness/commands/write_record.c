@@ -119,10 +119,11 @@ void dp_parse_writing(const struct argp *a, int argc, char **argv, void *input) 
 
 /* ---- what a command writes ------------------------------------------------------------------- */
 
-/* Does a file hold something else than JSON, such as the tensors that are judged? */
+/* Does a regular file hold something else than JSON, such as the tensors that are judged? */
 static int holds_else(const char *path) {
     struct stat s;
-    FILE *f = path && !stat(path, &s) && S_ISREG(s.st_mode) && s.st_size ? fopen(path, "re") : NULL;
+    FILE *f =
+        path && !lstat(path, &s) && S_ISREG(s.st_mode) && s.st_size ? fopen(path, "re") : NULL;
     if (!f) return 0;
     const int first = getc(f);
     fclose(f);
