@@ -218,14 +218,14 @@ dp_segments_time dp_segments_time_of(const dp_segments_case *c, const int *chunk
     return t;
 }
 
-/* The part that depends on the cut, where nothing is cut. A recomputing backward needs no segments
- * of its forward, which may then be cut alone. */
-static ps uncut(const dp_segments_case *c, const int *chunks, int n) {
-    const ps whole = dp_segments_time_of(c, chunks, n, 0).cut;
+/* The part that depends on the cut, where nothing is cut; whole: the same with a whole forward. A
+ * recomputing backward needs no segments of its forward, which may then be cut alone. */
+static ps uncut(const dp_segments_case *c, const int *chunks, int n, ps whole) {
     if (!c->backward || c->save_all) return whole;
     dp_segments_case f = *c;
     f.backward = 0;
     const int most = dp_segments_most(&f, chunks, n);
+    if (!most) return whole;
     return whole - dp_segments_time_of(&f, chunks, n, 0).cut +
            dp_segments_time_of(&f, chunks, n, most).cut;
 }
@@ -236,8 +236,9 @@ int dp_segments_most(const dp_segments_case *c, const int *chunks, int n) {
     for (int i = 0; i < n; i++)
         longest = chunks[i] > longest ? chunks[i] : longest;
     if ((int64_t)n * c->HV * (c->V / 64) > (int64_t)MANY * c->sms) return 0;
-    const ps whole = uncut(c, chunks, n), rest = dp_segments_time_of(c, chunks, n, 0).rest;
-    ps least = whole - most_of(DP_SEGMENTS_SURE, (whole + rest) * DP_SEGMENTS_MARGIN / 100);
+    const dp_segments_time all = dp_segments_time_of(c, chunks, n, 0);
+    const ps whole = uncut(c, chunks, n, all.cut);
+    ps least = whole - most_of(DP_SEGMENTS_SURE, (whole + all.rest) * DP_SEGMENTS_MARGIN / 100);
     for (size_t i = 0; i < sizeof PARTS / sizeof *PARTS; i++) {
         const int most = (longest + PARTS[i] - 1) / PARTS[i];
         if (most < DP_SEGMENT_LEAST) break;
